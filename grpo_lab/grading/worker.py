@@ -41,6 +41,8 @@ class WorkerClient:
     def __init__(self, course: Course) -> None:
         self._course = course
         self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._stopped = False
 
     def grade(self, found: Found) -> Result:
@@ -82,12 +84,14 @@ class WorkerClient:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        assert self._connection and self._folder
         self._connection.close()
         self._folder.cleanup()
         self._process = None
 
     def _send(self, message: object) -> None:
         """Send a message. Raises _Lost if the worker has ended."""
+        assert self._connection
         try:
             self._connection.send(message)
         except BrokenPipeError:
@@ -95,6 +99,7 @@ class WorkerClient:
 
     def _next(self, end: float) -> Any:
         """The next message of the worker. Raises _Lost where it ends, and at the end of the time."""
+        assert self._connection
         try:
             if self._connection.poll(max(0.0, end - time.monotonic())):
                 return self._connection.recv()

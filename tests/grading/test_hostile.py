@@ -3,6 +3,7 @@
 Grading that class takes 40 s of a core, so that its tests are slow ones.
 """
 
+import itertools
 import json
 import math
 import re
@@ -36,90 +37,19 @@ LABS = course_labs()
 RULES = Rules(seconds=4.0, total_seconds=900.0, memory_mb=512, output_kb=256, processes=32)
 ATTACKS = hostile.attacks()
 HONEST = "honest"
-HANDED_IN = {
-    HONEST: ("05_kl", {}),
-    "pries": (
-        "01_grpo_by_hand",
-        {
-            "by_hand": "reads_files",
-            "advantages": "reads_environment",
-            "flipped": "reads_frames",
-            "policy_loss": "imports_what_is_right",
-            "slope": "network",
-        },
-    ),
-    "meddles": (
-        "05_kl",
-        {
-            "forecast": "writes_files",
-            "k3": "other_processes",
-            "expected_gradient": "privileges",
-            "pulls": "memory",
-            "straight": "patches",
-        },
-    ),
-    "lies": (
-        "02_explosion",
-        {
-            "forecast": "forges_words",
-            "gradient": "equal_to_all",
-            "reported": "huge_number",
-            "culprit": "equal_number",
-            "log_ratio": "equal_tensor",
-        },
-    ),
-    "ends": (
-        "06_silent_failures",
-        {
-            "forecast": "kills_itself",
-            "one_update": "exits",
-            "completion_mask": "exits_at_once",
-            "mismatch": "interrupts",
-        },
-    ),
-    "forges": (
-        "05_kl",
-        {
-            "forecast": "segfaults",
-            "k3": "forges_values",
-            "expected_gradient": "equal_text",
-            "pulls": "recursion",
-            "straight": "fork_bomb",
-        },
-    ),
-    "leaves": (
-        "01_grpo_by_hand",
-        {
-            "by_hand": "thread_bomb",
-            "advantages": "daemon",
-            "policy_loss": "hops",
-            "slope": "prints",
-            "aggregate": "reads_input",
-            "flipped": "half_dead",
-        },
-    ),
-    "stays": (
-        "02_explosion",
-        {
-            "gradient": "endless_loop",
-            "reported": "hangs_on_import",
-            "culprit": "memory_of_many",
-            "log_ratio": "floods",
-            "forecast": "memory_of_the_dead",
-        },
-    ),
-    "strikes": (
-        "01_grpo_by_hand",
-        {
-            "advantages": "kills_server",
-            "slope": "stops_server",
-            "flipped": "memory_of_the_kernel",
-            "policy_loss": "memory_of_mappings",
-        },
-    ),
-}
-"""Students with their lab, the attacks in place of some answers, and right answers in the others."""
-PLACES = [(student, name) for student, (_, attacks) in HANDED_IN.items() for name in attacks]
+
+
+def handed_in():
+    """Students with their lab and their attacks by exercise: each in the first notebook in which its place is free."""
+    found = {HONEST: ("05_kl", {})}
+    for attack in ATTACKS.values():
+        names = (f"attacker {number} of lab {attack.lab[:2]}" for number in itertools.count())
+        notebooks = (found.setdefault(name, (attack.lab, {}))[1] for name in names)
+        next(taken for taken in notebooks if attack.exercise not in taken)[attack.exercise] = attack
+    return found
+
+
+HANDED_IN = handed_in()
 SCRIPT = "<script>alert(1)</script>"
 
 
@@ -151,7 +81,7 @@ def notebook(lab, answers):
 
 def hand_in(folder, world):
     for student, (lab, placed) in HANDED_IN.items():
-        answers = {name: ATTACKS[attack].answer(lab, name, world) for name, attack in placed.items()}
+        answers = {name: attack.answer(lab, name, world) for name, attack in placed.items()}
         (folder / student).mkdir(parents=True)
         (folder / student / f"{lab}.ipynb").write_bytes(notebook(lab, answers))
     for student in ("huge", "malformed", "linked"):
@@ -189,14 +119,16 @@ def graded(contained):
     world.close()
 
 
-def mark(graded, student, name):
-    return next(mark for mark in graded.results[student].marks if mark.exercise == name)
+def mark(graded, attack):
+    """The mark of the exercise in whose place the attack was handed in."""
+    (student,) = (student for student, (_, attacks) in HANDED_IN.items() if attack in attacks.values())
+    return next(mark for mark in graded.results[student].marks if mark.exercise == attack.exercise)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("student", "name"), PLACES, ids=[HANDED_IN[who][1][name] for who, name in PLACES])
-def test_an_attack_earns_what_its_answer_is_worth(graded, student, name):
-    attack, found = ATTACKS[HANDED_IN[student][1][name]], mark(graded, student, name)
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=str)
+def test_an_attack_earns_what_its_answer_is_worth(graded, attack):
+    found = mark(graded, attack)
     said = "\n".join(f"{finding.got} {finding.why}" for finding in found.findings)
     if attack.said:
         assert (found.status, found.points) == (WRONG, 0.0)
@@ -275,15 +207,9 @@ def test_time_is_bounded(graded):
 
 @pytest.mark.slow
 def test_memory_is_watched(graded):
-    (found,) = mark(graded, "stays", "culprit").findings
+    (found,) = mark(graded, ATTACKS["memory_of_many"]).findings
     (used,) = re.findall(r"it used ([\d,]+) MB", found.got)
     assert RULES.memory_mb < int(used.replace(",", "")) < 4 * RULES.memory_mb
-
-
-def test_every_attack_is_handed_in():
-    placed = [attack for _, attacks in HANDED_IN.values() for attack in attacks.values()]
-    assert sorted(placed) == sorted(ATTACKS)
-    assert all(attack.about.endswith(".") for attack in ATTACKS.values())
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

@@ -73,17 +73,6 @@ def test_an_answer_is_the_file_that_a_learners_cell_writes(grade, tmp_path, monk
     assert grade(SOLVED).answers["forecast"] == (tmp_path / "answers" / "05_kl" / "forecast.py").read_text()
 
 
-def test_the_digest_is_that_of_the_file(grade):
-    assert grade(SOLVED).digest == hashlib.sha256(SOLVED).hexdigest()
-
-
-def test_the_digest_alone_is_the_same_or_nothing(tmp_path):
-    (tmp_path / "ann.ipynb").write_bytes(SOLVED)
-    found = Found("ann", tmp_path / "ann.ipynb", tmp_path)
-    assert digest(found, len(SOLVED)) == read(found, len(SOLVED)).digest
-    assert digest(found, len(SOLVED) - 1) == digest(found._replace(file=tmp_path), MOST) == ""
-
-
 def test_nothing_else_of_a_notebook_is_kept(grade):
     tree = json.loads(SOLVED)
     hostile = {"kernelspec": {"name": "evil"}, "widgets": {"state": {"a": ["<script>"]}}, "language_info": 3}
@@ -119,9 +108,7 @@ def test_nothing_else_of_a_notebook_is_kept(grade):
         (b'{"nbformat": 4} and more', "not a notebook: damaged in line 1"),
         (b"[" * 1_000_000, "nested too deeply"),
         (b'{"a":' * 100_000, "nested too deeply"),
-        (b'{"nbformat": 4, "nbformat": 4}', "has the same key twice"),
-        (b'{"nbformat": 4, "cells": [{"id": "a", "id": "b"}]}', "has the same key twice"),
-        (b'{"nbformat": ' + b"4" * 100_000 + b"}", "a whole number of 100,000 digits"),
+        (b'{"nbformat": ' + b"4" * 100_000 + b"}", "a whole number of too many digits"),
         (b'{"nbformat": NaN}', "names no version"),
         (b'{"nbformat": 4, "cells": [-Infinity]}', "cell 1 is none of"),
         (b'{"nbformat": 4, "cells": [{"cell_type": "code", "source": NaN}]}', "cell 1 has a source or an id"),
@@ -167,22 +154,17 @@ def test_a_number_that_json_lacks_is_no_fault_of_an_output(grade):
     assert grade(tree).answers == grade(SOLVED).answers
 
 
-def test_a_byte_order_mark_is_no_fault(grade):
-    assert grade(b"\xef\xbb\xbf" + SOLVED).answers == grade(SOLVED).answers
-
-
 def test_a_large_file_is_refused_and_not_read_to_its_end(tmp_path):
     file = tmp_path / "ann.ipynb"
     file.touch()
     os.truncate(file, 500 * 2**20)
-    refused = read(Found("ann", file, tmp_path), MOST)
-    assert "larger than 10,485,760 bytes; clear its outputs" in refused.problem
+    found = Found("ann", file, tmp_path)
+    refused = read(found, MOST)
+    assert "larger than 10,485,760 bytes" in refused.problem and digest(found, MOST) == ""
     assert refused.digest == hashlib.sha256(bytes(MOST + 1)).hexdigest()
-
-
-def test_the_limit_itself_is_allowed(grade):
-    assert not grade(SOLVED, most=len(SOLVED)).problem
-    assert "larger than" in grade(SOLVED, most=len(SOLVED) - 1).problem
+    file.write_bytes(SOLVED)
+    assert not read(found, len(SOLVED)).problem and "larger than" in read(found, len(SOLVED) - 1).problem
+    assert read(found, len(SOLVED)).digest == digest(found, len(SOLVED)) == hashlib.sha256(SOLVED).hexdigest()
 
 
 def test_a_file_that_became_a_link_is_not_followed(tmp_path):
@@ -190,11 +172,6 @@ def test_a_file_that_became_a_link_is_not_followed(tmp_path):
     (tmp_path / "ann.ipynb").symlink_to(tmp_path / "right.ipynb")
     linked = read(Found("ann", tmp_path / "ann.ipynb", tmp_path), MOST)
     assert (linked.problem, linked.digest, linked.answers) == (LINK, "", {})
-
-
-def test_what_finding_it_told_is_passed_on(tmp_path):
-    known = read(Found("ann", tmp_path / "ann", tmp_path, LINK), MOST)
-    assert (known.file, known.problem) == ("ann", LINK)
 
 
 def test_a_pipe_a_folder_and_nothing_keep_nobody_waiting(tmp_path):
@@ -214,7 +191,7 @@ def test_a_pipe_a_folder_and_nothing_keep_nobody_waiting(tmp_path):
     assert problems == [regular, regular, "cannot be read: No such file or directory"]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1"])
 def test_other_encodings_are_read(grade, encoding):
     tree = with_k3(code("%%exercise k3\nk3 = 'é'", "05_kl-k3"))
     data = json.dumps(tree, ensure_ascii=False).encode(encoding, "replace")
@@ -278,12 +255,6 @@ def test_without_ids_the_code_says_which_lab_it_is(grade):
     found, expected = grade(tree), grade(SOLVED)
     assert found.lab == "05_kl" and found.answers == expected.answers
     assert all("lost its id; found by its first line" in found.notes[name] for name in EXERCISES)
-
-
-def test_a_lab_named_in_text_is_none(grade):
-    text = {**LAB, "cell_type": "markdown"}
-    assert "holds no lab's exercises" in grade(notebook(text)).problem
-    assert "holds no lab's exercises" in grade(notebook(code('Lab("06_unheard_of")'))).problem
 
 
 # --- answers -----------------------------------------------------------------------------------------------------
@@ -367,20 +338,6 @@ def test_sources_are_those_that_nbformat_reads(grade, source):
 
 # --- anything at all ---------------------------------------------------------------------------------------------
 
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=5)
-    | st.sampled_from(["05_kl-k3", GIVEN]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["cells", "id", "source", "cell_type", "nbformat", "x"]), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
 
 def sound(read):
     """Check the invariants of a submission: a lab with sources that can be written, or one line with the reason."""
@@ -400,20 +357,3 @@ def test_a_notebook_with_other_bytes_in_it(grade, data):
     start = data.draw(st.integers(0, len(SOLVED)))
     end = data.draw(st.integers(start, min(len(SOLVED), start + 400)))
     sound(grade(SOLVED[:start] + data.draw(st.binary(max_size=20)) + SOLVED[end:]))
-
-
-def places(tree):
-    """Every (container, key) of a tree, without the lines of sources."""
-    for key in tree if isinstance(tree, dict) else range(len(tree)):
-        if not isinstance(key, int) or not isinstance(tree[key], str):
-            yield tree, key
-        if isinstance(tree[key], dict | list):
-            yield from places(tree[key])
-
-
-@given(st.data())
-def test_a_notebook_with_other_values_in_it(grade, data):
-    tree = json.loads(SOLVED)
-    container, key = data.draw(st.sampled_from(list(places(tree))))
-    container[key] = data.draw(json_values)
-    sound(grade(tree))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import secrets
 import sys
 import time
@@ -120,12 +119,6 @@ def test_in_every_tier_usual_modules_can_be_imported(sandbox):
     assert (given.error, given.value) == ("", [])
 
 
-def test_a_module_that_the_sandbox_has_not_loaded_is_probed(sandbox):
-    source = "import sys\n\ndef answer(names):\n    return [name for name in names if name in sys.modules]"
-    (given,) = sandbox.calls(source, "answer.py", "answer", "call", [{"names": tier_checks.USED}])
-    assert len(given.value) < len(tier_checks.USED) and set(given.value).isdisjoint(tier_checks.RARE)
-
-
 @pytest.mark.parametrize("name", ["far", "nowhere"])
 def test_a_tier_whose_answers_cannot_import_is_refused_with_the_folder(monkeypatch, tmp_path, name):
     """As where Python is below /root and the grader is root."""
@@ -172,14 +165,6 @@ def answer():
 
 def test_in_every_tier_memory_that_processes_share_is_counted_once(sandbox):
     assert given_by(sandbox, IDLE_FORKS) == 400 << 20
-
-
-@pytest.mark.parametrize("tier", [0, 2])
-@pytest.mark.slow
-def test_in_every_tier_the_records_of_mappings_are_counted(contained, world, tier):
-    one = Sandbox(contained(tier), replace(LIMITS, memory_mb=256, processes=24, seconds=20.0))
-    assert re.search(ATTACKS["memory_of_mappings"].said, attacked(one, world, "memory_of_mappings"))
-    one.close()
 
 
 @pytest.mark.parametrize("name", ["daemon", "hops"])
@@ -255,11 +240,6 @@ def test_files_that_can_be_read(sandbox, world, number):
         assert ("/etc/shadow" in got) == open_to_all(Path("/etc/shadow"))
 
 
-def test_names_of_files_that_can_be_seen(sandbox, world, number):
-    seen = given_by(sandbox, f"import os\ndef answer(): return os.path.exists({str(world.decoy)!r})")
-    assert seen == (number == 0)
-
-
 def test_checks_that_can_be_imported(sandbox, world, number):
     got = attacked(sandbox, world, "imports_what_is_right")
     assert (got != "nothing") == (number == 0 and (not ROOT or open_to_all(labs_directory())))
@@ -318,12 +298,6 @@ def answer():
     assert small.dtype is torch.int8 and small.shape == () and small.item() == 3
 
 
-def test_an_answer_changes_nothing_for_the_next_one(sandbox, world):
-    assert attacked(sandbox, world, "patches") == "patched"
-    source = "import torch\ndef answer(): return torch.isclose(torch.ones(2), torch.zeros(2)).tolist()"
-    assert given_by(sandbox, source) == [False, False]
-
-
 # --- forged replies ---------------------------------------------------------------------------------------------------
 
 FORGER = """
@@ -363,38 +337,27 @@ def forged():
         sandbox.close()
 
 
-def test_replies_as_they_should_be(forged):
-    assert forged([VALUE, END, OVER]).value == 1
-
-
 @pytest.mark.parametrize(
     ("replies", "said"),
     [
         (["[]\n", VALUE, END, OVER], "a line that is not data"),
         ([VALUE.replace("0", "true"), END, OVER], "it ended before it had answered"),
-        ([VALUE.replace("0", '"0"'), END, OVER], "it ended before it had answered"),
-        (["\n", VALUE, END, OVER], "a line that is not data"),
         (["[" * 10_000 + "\n", OVER], "a line that is not data"),
-        (['{"a":' * 2_000 + "\n", OVER], "a line that is not data"),
         (['{"end": ' + "1" * 5_000 + "}\n", OVER], "a line that is not data"),
         (["\x00\x7f\n", OVER], "a line that is not data"),
         (["x" * 17 * 1024], "it sent more than 16 kB"),
-        (["x" * 17 * 1024 + "\n"], "it sent more than 16 kB"),
         ([VALUE] * 1_000, "it sent more than 16 kB"),
         ([OVER], "it ended before it had answered (exit code 0)"),
         ([VALUE, END[:-1], OVER], "it ended before it had answered"),
         ([VALUE, OVER], "it ended before it had answered"),
-        ([END, OVER], "it ended before it had answered"),
         ([VALUE, VALUE, END, OVER], "it ended before it had answered"),
-        ([VALUE, VALUE.replace("0", "1"), END, OVER], "it ended before it had answered"),
         ([VALUE.replace("0", "1"), END, OVER], "it ended before it had answered"),
         ([VALUE, END.replace("1", "999"), OVER], "it ended before it had answered"),
         ([END, VALUE, OVER], "it ended before it had answered"),
-        ([VALUE, END, END, OVER], "it ended before it had answered"),
         ([OVER.replace("0", "-9")], "(SIGKILL)"),
         *(
             ([OVER.replace("0", over)], "(unknown exit status)")
-            for over in ('"x"', "[]", "{}", "null", "1e400", "NaN", "1" * 4_000, "-99", "256", "1.5")
+            for over in ('"x"', "[]", "null", "1e400", "NaN", "1" * 4_000, "256")
         ),
         (['{"refused": "half \\ud800"}\n', END, OVER], "half ?"),
         (['{"refused": "' + "x" * 10_000 + '"}\n', END, OVER], "xxx"),
@@ -411,23 +374,16 @@ def test_forged_replies_are_nothing(forged, replies, said):
     ("value", "error"),
     [
         ("1", "neither a value nor an error"),
-        ("[]", "neither a value nor an error"),
         (json.dumps("[" * 5_000), "not data"),
-        (json.dumps("[" * 8 + "]" * 8), "nested deeper than 6"),
-        (json.dumps('{"number": 1}'), "an object that is not data"),
-        (json.dumps('{"tuple": [], "list": []}'), "an object that is not data"),
-        (json.dumps('{"tensor": "float32", "shape": [1000000000], "bytes": ""}'), "of unknown type or shape"),
         (json.dumps('{"tensor": "float32", "shape": [2], "bytes": "AAAA"}'), "bytes do not fit its shape"),
-        (json.dumps('{"tensor": "object", "shape": [1], "bytes": "AAAA"}'), "of unknown type or shape"),
-        (json.dumps('"\\ud800"'), "half of a surrogate pair"),
-        (json.dumps(json.dumps([0] * 1_001)), "1,001 items"),
-        (json.dumps("1" * 5_000), "not data"),
         (json.dumps(str(1 << 1_023)), "more than 1,023 bits"),
     ],
 )
 def test_forged_values_are_errors(forged, value, error):
+    """test_wire.py has all data that is refused."""
     given = forged([VALUE.replace('"1"', value), END, OVER])
     assert error in given.error and given.value is None
+    assert forged([VALUE, END, OVER]).value == 1
 
 
 def test_errors_are_words(forged):

@@ -53,6 +53,7 @@ class Sandbox:
     def __init__(self, tier: Tier, limits: Limits) -> None:
         self._tier, self._limits = tier, limits
         self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
         self._before = self._spared = frozenset(descendants())
         self._program = 0.0
         self._looked = 0.0
@@ -80,6 +81,7 @@ class Sandbox:
             return
         end_descendants(self._before)
         self._process.wait()
+        assert self._control
         self._control.close()
         self._process = None
 
@@ -95,6 +97,7 @@ class Sandbox:
     def _exchange(self, request: bytes) -> tuple[bytes, Any]:
         """Send a request; return all that came back through its pipe, and the exit status. Raises Failed."""
         end = time.monotonic() + self._limits.seconds
+        assert self._control
         ours, theirs = os.pipe()
         with open(os.memfd_create("request"), "w+b") as asked, open(ours, "rb", buffering=0) as replies:
             asked.write(request)
@@ -109,6 +112,7 @@ class Sandbox:
 
     def _collect(self, pipe: FileIO, end: float) -> tuple[bytes, Any]:
         """The replies and the exit status, once the pipe and the answer have ended. Raises Failed."""
+        assert self._control
         replies, over = bytearray(), b""
         watched: list[FileIO | socket.socket] = [pipe, self._control]
         while watched:

@@ -1,8 +1,9 @@
-"""Answers that attack the grader. Each file is the text of a cell, and its first line describes the attack.
+"""Answers that attack the grader. Each file is the text of a cell; its first lines describe the attack and its place.
 
-A file that defines `attack` uses it in place of the answer; it earns nothing, and a finding matches the pattern after
-`Said:`. Any other file attacks when it is imported, holds the right answer below, and earns all points if the attack
-failed. An attack with several targets returns the targets that it reached, or "nothing".
+The class of test_hostile.py has the attack in that place. A file that defines `attack` uses it in place of the answer;
+it earns nothing, and a finding matches the pattern after `Said:`. Any other file attacks when it is imported, holds the
+right answer below, and earns all points if the attack failed. An attack with several targets returns the targets that
+it reached, or "nothing".
 
 Never import these files. In a working sandbox they do no harm; without one, their use of resources is bounded.
 """
@@ -30,7 +31,9 @@ class Attack(NamedTuple):
 
     name: str
     source: str
-    about: str
+    lab: str
+    exercise: str
+    """Its place in the class that is graded."""
     said: str
     """A pattern that the finding matches; nothing where the answer is right."""
     called: bool
@@ -63,8 +66,9 @@ def attacks() -> dict[str, Attack]:
 def _attack(file: Path) -> Attack:
     source = file.read_text(encoding="utf-8")
     module = ast.parse(source)
-    text = ast.get_docstring(module)
-    assert text, f"{file.name} does not say what it tries"
+    text = ast.get_docstring(module) or ""
+    place = re.search(r"^Place: (\w+)/(\w+)$", text, flags=re.MULTILINE)
+    assert place and text.split("\n")[0].endswith("."), f"{file.name} does not say what it tries, or where"
     said = re.search(r"^Said: (.+)$", text, flags=re.MULTILINE)
     called = any(isinstance(node, ast.FunctionDef) and node.name == "attack" for node in module.body)
-    return Attack(file.stem, source, text.split("\n")[0], said[1] if said else "", called)
+    return Attack(file.stem, source, place[1], place[2], said[1] if said else "", called)

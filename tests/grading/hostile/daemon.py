@@ -1,4 +1,7 @@
-"""Leaves a daemon behind: forked twice, in a session of its own, deaf to every signal that can be ignored."""
+"""Leaves a daemon behind: forked twice, in a session of its own, deaf to every signal that can be ignored.
+
+Place: 01_grpo_by_hand/advantages
+"""
 
 import os
 import signal

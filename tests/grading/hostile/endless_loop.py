@@ -1,5 +1,6 @@
 """Never ends.
 
+Place: 02_explosion/gradient
 Said: no answer within 4 s
 """
 

@@ -1,5 +1,6 @@
 """Gives a number that says that it is equal to every other one.
 
+Place: 02_explosion/culprit
 Said: the number differs|[Tt]his is a number;
 """
 

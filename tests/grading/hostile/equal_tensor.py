@@ -1,5 +1,6 @@
 r"""Gives a tensor of its own kind, of which torch is told that it is close to every other one.
 
+Place: 02_explosion/log_ratio
 Said: [Tt]he shape is \(\), not|[Tt]he type is bool, not
 """
 

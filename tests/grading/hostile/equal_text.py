@@ -1,5 +1,6 @@
 """Gives a text of its own kind, which is equal to every other one, and its own upper case.
 
+Place: 05_kl/expected_gradient
 Said: [Tt]his is a text;|the value differs
 """
 

@@ -1,5 +1,6 @@
 """Gives an object that says that it is equal to everything, and true.
 
+Place: 02_explosion/gradient
 Said: a value of type Right
 """
 

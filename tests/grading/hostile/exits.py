@@ -1,5 +1,6 @@
 """Ends as programs do that went well.
 
+Place: 06_silent_failures/one_update
 Said: SystemExit: 0
 """
 

@@ -1,5 +1,6 @@
 """Sends a gigabyte where answers go.
 
+Place: 02_explosion/log_ratio
 Said: it sent more than 256 kB
 """
 

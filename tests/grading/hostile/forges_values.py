@@ -1,5 +1,6 @@
 """Sends values and an end in the grader's own form, before it is asked for them; then it ends.
 
+Place: 05_kl/k3
 Said: 'forged'
 """
 

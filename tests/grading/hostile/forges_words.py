@@ -1,5 +1,6 @@
 r"""Sends a refusal of half a character, which no report could hold.
 
+Place: 02_explosion/forecast
 Said: half of a character: \?
 """
 

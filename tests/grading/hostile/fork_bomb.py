@@ -1,5 +1,6 @@
 r"""Starts two hundred processes.
 
+Place: 05_kl/straight
 Said: BlockingIOError|it used [\d,]+ MB
 """
 

@@ -1,4 +1,7 @@
-"""Leaves a process whose first thread has ended, so that it looks dead, and whose other thread has not."""
+"""Leaves a process whose first thread has ended, so that it looks dead, and whose other thread has not.
+
+Place: 01_grpo_by_hand/flipped
+"""
 
 import ctypes
 import os

@@ -1,5 +1,6 @@
 """Waits for ever before there is anything to call.
 
+Place: 02_explosion/reported
 Said: no answer within 4 s
 """
 

@@ -1,4 +1,7 @@
-"""Leaves a process behind that forks and ends faster than the grader can search for it."""
+"""Leaves a process behind that forks and ends faster than the grader can search for it.
+
+Place: 01_grpo_by_hand/policy_loss
+"""
 
 import os
 import signal

@@ -1,5 +1,6 @@
 """Gives a whole number that takes long to write down.
 
+Place: 02_explosion/reported
 Said: a whole number of more than 1,023 bits
 """
 

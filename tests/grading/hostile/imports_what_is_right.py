@@ -1,5 +1,6 @@
 """Loads the checks through the registry, and reads them wherever Python finds files.
 
+Place: 01_grpo_by_hand/policy_loss
 Said: 'nothing'
 """
 

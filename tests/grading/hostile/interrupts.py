@@ -1,5 +1,6 @@
 """Raises an exception that no handler catches.
 
+Place: 06_silent_failures/mismatch
 Said: it ended before it had answered
 """
 

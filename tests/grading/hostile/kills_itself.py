@@ -1,5 +1,6 @@
 r"""Dies by a signal.
 
+Place: 06_silent_failures/forecast
 Said: it ended before it had answered \(SIGKILL\)
 """
 

@@ -1,5 +1,6 @@
 """Kills the program that runs it.
 
+Place: 01_grpo_by_hand/advantages
 Said: the sandbox ended before it had answered
 """
 

@@ -1,5 +1,6 @@
 """Takes four gigabytes in every way that one process has.
 
+Place: 05_kl/pulls
 Said: 'nothing'
 """
 

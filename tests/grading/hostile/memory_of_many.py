@@ -1,5 +1,6 @@
 r"""Takes 300 MB in each of eight processes, half of it in a mapping.
 
+Place: 02_explosion/culprit
 Said: it used [\d,]+ MB; at most 512
 """
 

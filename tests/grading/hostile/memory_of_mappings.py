@@ -1,5 +1,6 @@
 r"""Cuts its memory into 50,000 mappings and forks a chain: the kernel keeps records of each, for each ancestor.
 
+Place: 01_grpo_by_hand/policy_loss
 Said: it used [\d,]+ MB; at most \d+|no answer within
 """
 

@@ -1,5 +1,6 @@
 r"""Takes 300 MB in each of eight processes that look dead: their first threads have ended.
 
+Place: 02_explosion/forecast
 Said: it used [\d,]+ MB; at most 512
 """
 

@@ -1,5 +1,6 @@
 """Makes the kernel keep memory for it that no process shows.
 
+Place: 01_grpo_by_hand/flipped
 Said: 'nothing'
 """
 

@@ -1,5 +1,6 @@
 """Connects to every listener: TCP, UDP, sockets in files and in none, by itself and by other programs.
 
+Place: 01_grpo_by_hand/slope
 Said: 'nothing'
 """
 

@@ -1,5 +1,6 @@
 """Stops, kills, traces, limits and writes into processes that are not its own; changes the program that runs it.
 
+Place: 05_kl/k3
 Said: 'nothing'
 """
 

@@ -1,5 +1,6 @@
 """Patches the functions that would judge it if judging happened in the same process.
 
+Place: 05_kl/straight
 Said: 'patched'
 """
 

@@ -1,4 +1,7 @@
-"""Prints a gigabyte on each of its two outputs."""
+"""Prints a gigabyte on each of its two outputs.
+
+Place: 01_grpo_by_hand/slope
+"""
 
 import os
 import sys

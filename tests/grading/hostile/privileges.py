@@ -1,5 +1,6 @@
 """Raises its limits, becomes root, and makes itself a world of its own in which it is.
 
+Place: 05_kl/expected_gradient
 Said: 'nothing'
 """
 

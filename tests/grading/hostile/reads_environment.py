@@ -1,5 +1,6 @@
 """Searches the grader's environment and command lines for secrets.
 
+Place: 01_grpo_by_hand/advantages
 Said: 'nothing'
 """
 

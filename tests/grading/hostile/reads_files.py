@@ -1,5 +1,6 @@
 """Reads the secret, other submissions, their results, the instructor's solutions, and files in /proc.
 
+Place: 01_grpo_by_hand/by_hand
 Said: 'nothing'
 """
 

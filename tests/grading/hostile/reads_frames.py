@@ -1,5 +1,6 @@
 """Searches its callers' frames and all objects for the right answers.
 
+Place: 01_grpo_by_hand/flipped
 Said: 'nothing'
 """
 

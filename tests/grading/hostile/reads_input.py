@@ -1,4 +1,7 @@
-"""Waits for a line that the grader might send to another answer."""
+"""Waits for a line that the grader might send to another answer.
+
+Place: 01_grpo_by_hand/aggregate
+"""
 
 import os
 import sys

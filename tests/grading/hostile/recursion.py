@@ -1,5 +1,6 @@
 r"""Calls itself until the stack is at its end.
 
+Place: 05_kl/pulls
 Said: it ended before it had answered \(SIGSEGV\)|RecursionError
 """
 

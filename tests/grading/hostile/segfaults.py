@@ -1,5 +1,6 @@
 r"""Reads memory that is not there.
 
+Place: 05_kl/forecast
 Said: it ended before it had answered \(SIGSEGV\)
 """
 

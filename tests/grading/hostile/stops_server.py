@@ -1,5 +1,6 @@
 """Stops the program that runs it, and leaves.
 
+Place: 01_grpo_by_hand/slope
 Said: no answer within 4 s
 """
 

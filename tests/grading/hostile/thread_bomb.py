@@ -1,5 +1,6 @@
 """Starts two hundred threads.
 
+Place: 01_grpo_by_hand/by_hand
 Said: can't start new thread
 """
 

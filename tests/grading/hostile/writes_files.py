@@ -1,5 +1,6 @@
 """Makes, changes and deletes files where it matters: reports, the package, files that Python runs at its start.
 
+Place: 05_kl/forecast
 Said: 'nothing'
 """
 
