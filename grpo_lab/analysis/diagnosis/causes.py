@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from grpo_lab.analysis.diagnosis.symptoms import Seen, Sighting, Symptom, Unknown
+from grpo_lab.analysis.diagnosis.algorithm import field_of
+from grpo_lab.analysis.diagnosis.symptoms import Seen, Sighting, Symptom, Unknown, check_names
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.paths import data_directory, read_toml
 
 Sightings = Mapping[str, Sighting]
-SETTINGS_OF = {"trl": "trl", "ms-swift": "trl", "verl": "verl"}
-"""For each trainer the field of a remedy that names its setting; ms-swift builds on TRL's trainer."""
 FRAMEWORKS = ("trl", "ms-swift", "verl", "openrlhf")
 """Trainers whose loop cannot make the mistakes of an own loop."""
 LEVELS = ("failure", "warning", "note")
@@ -33,7 +32,7 @@ class Remedy:
 
     def fits(self, source: str) -> bool:
         """Whether the trainer that wrote the log leaves anything to set."""
-        return not getattr(self, SETTINGS_OF.get(source, "here")).startswith(("built in", "not with"))
+        return not getattr(self, field_of(source) or "here").startswith(("built in", "not with"))
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,11 @@ class Suspect:
     @staticmethod
     def read(name: str, tree: Mapping[str, Any], symptoms: Mapping[str, Symptom]) -> Suspect:
         """A suspect from its table. Raises ConfigError for an unknown setting or symptom."""
-        known = {f.name for f in fields(Suspect)} - {"name"}
-        for key, value in tree.items():
-            if key not in known:
-                raise unknown(f"setting of suspect {name}", key, known)
-            for symptom in value if key != "says" else ():
-                if symptom not in symptoms:
-                    raise unknown(f"symptom of suspect {name}", symptom, symptoms)
-        kinds = ("when", "against", "unless", "needs")
-        return Suspect(tree["says"], name, *(tuple(tree.get(key, ())) for key in kinds))
+        told = {key: tuple(value) for key, value in tree.items() if key != "says"}
+        check_names(f"setting of suspect {name}", told, ("when", "against", "unless", "needs"))
+        for named in told.values():
+            check_names(f"symptom of suspect {name}", named, symptoms)
+        return Suspect(tree["says"], name, **told)
 
     def rank(self, seen: Sightings) -> int | None:
         """0 with support in the log, 1 without, 2 if the log speaks against the suspect.
@@ -83,7 +78,6 @@ class Condition:
     After `not` it must not hold, and the log must show that; after `unless` a log that cannot show it is enough.
     """
 
-    text: str
     negated: bool
     symptom: str
     relation: str = ""
@@ -103,25 +97,17 @@ class Condition:
             raise ConfigError(f"condition {text!r}: write a, not a, unless a, a before b, a with b, or a by b")
         if len(words) == 3 and words[1] not in _RELATIONS:
             raise unknown(f"relation in condition {text!r}", words[1], _RELATIONS)
-        for name in words[::2]:
-            if name not in symptoms:
-                raise unknown(f"symptom in condition {text!r}", name, symptoms)
-        return Condition(text, negated, *words, unless=text.startswith("unless "))
+        check_names(f"symptom in condition {text!r}", words[::2], symptoms)
+        return Condition(negated, *words, unless=text.startswith("unless "))
 
     def holds(self, seen: Sightings) -> bool | None:
         """Whether the condition holds; None if the log does not show it."""
-        shown = self._shown(seen)
-        return True if shown is None and self.unless else shown
-
-    def _shown(self, seen: Sightings) -> bool | None:
         first, second = seen[self.symptom], seen[self.other] if self.other else None
-        if isinstance(first, Unknown):
-            return None
-        if first is None or not self.relation:
-            return (first is not None) is not self.negated
-        if isinstance(second, Unknown):
-            return None
-        return _RELATIONS[self.relation](first, second) is not self.negated
+        if isinstance(first, Unknown) or (first and isinstance(second, Unknown)):
+            return True if self.unless else None
+        other = second if isinstance(second, Seen) else None
+        related = first is not None and (not self.relation or _RELATIONS[self.relation](first, other))
+        return related is not self.negated
 
     def unknown(self, seen: Sightings) -> list[Unknown]:
         """The metrics that the log lacks to decide the condition."""
@@ -168,13 +154,10 @@ class Cause:
         name: str, tree: Mapping[str, Any], symptoms: Mapping[str, Symptom], suspects: Mapping[str, Suspect]
     ) -> Cause:
         """A cause from its table. Raises ConfigError for an unknown setting, symptom, relation or level."""
-        known = {f.name for f in fields(Cause)} - {"name"}
-        for key in tree:
-            if key not in known:
-                raise unknown(f"setting of cause {name}", key, known)
-        for symptom in tree.get("also", ()):
-            if symptom not in symptoms:
-                raise unknown(f"symptom of cause {name}", symptom, symptoms)
+        check_names(f"setting of cause {name}", tree, {f.name for f in fields(Cause)} - {"name"})
+        check_names(f"symptom of cause {name}", tree.get("also", ()), symptoms)
+        for remedy in tree.get("remedies", ()):
+            check_names(f"setting of a remedy of cause {name}", remedy, {f.name for f in fields(Remedy)})
         read: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
         for kind in ("all", "any"):
             read[kind] = tuple(Condition.read(text, symptoms) for text in tree.get(kind, ()))
