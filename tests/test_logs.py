@@ -202,12 +202,6 @@ def test_the_last_run_of_a_table():
     assert len(logs.from_dicts(rates).steps) == 5  # a rate that a guard lowers and raises tells nothing
 
 
-def test_several_exports_are_read_together():
-    folder = LOGS / "tensorboard-csv"
-    chosen = [folder / "run_train_kl.csv", folder / "run_train_reward.csv"]
-    assert logs.read_together(chosen)[-1].frame.equals(logs.read(folder).frame)
-
-
 # Files beside a log
 
 
@@ -375,6 +369,7 @@ def test_bad_files(write, name, data, says):
     [
         ({}, "holds no log"),
         ({"a.log": "", "b.log": ""}, "2 files"),
+        ({"a.csv": "Wall time,Step,Value\n17.5,1,0.1\n", "b.csv": "step,x\n1,2\n"}, "no metric known here"),
         ({"first/trainer_state.json": "{}", "second/trainer_state.json": "{}"}, "2 runs: first, second"),
     ],
 )
@@ -385,11 +380,9 @@ def test_bad_folders(tmp_path, write, files, says):
         logs.read(tmp_path)
 
 
-def test_paths_that_cannot_be_read(tmp_path, write, monkeypatch):
+def test_paths_that_cannot_be_read(tmp_path, monkeypatch):
     with pytest.raises(LogError, match="No such file"):
         logs.read(tmp_path / "nowhere.log")
-    with pytest.raises(LogError, match="no metric known here"):
-        logs.read_together([write("run.csv", "Wall time,Step,Value\n17.5,1,0.1\n")])
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as root, no permission is ever missing
     with pytest.raises(LogError, match="Permission denied"):
         logs.read(tmp_path)

@@ -13,8 +13,7 @@ import pandas as pd
 
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import report
-from grpo_lab.analysis.diagnosis.algorithm import effective
-from grpo_lab.analysis.diagnosis.causes import LEVELS, Cause, Sightings, known_causes, known_symptoms
+from grpo_lab.analysis.diagnosis.causes import LEVELS, Cause, Sightings, effective, known_causes, known_symptoms
 from grpo_lab.analysis.diagnosis.comparison import Comparison
 from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings, PossibleCause
 from grpo_lab.analysis.diagnosis.findings import HEALTHY as HEALTHY

@@ -1,19 +1,12 @@
-"""The algorithm of a log, told by its settings and metrics, and the remedies that act under it."""
-
-from __future__ import annotations
+"""The algorithm of a log: settings beside it, and metrics, as settings of `loss` here."""
 
 import functools
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from grpo_lab.analysis.logs import Log
-from grpo_lab.config.algorithms import PART_OF, algorithm_of, unused
+from grpo_lab.config.algorithms import algorithm_of
 from grpo_lab.paths import data_directory, read_toml
-
-if TYPE_CHECKING:
-    from grpo_lab.analysis.diagnosis.causes import Remedy
 
 FIELDS = ("here", "trl", "verl")
 """The fields of a remedy that name its setting, in each trainer."""
@@ -22,12 +15,6 @@ _FIELD_OF = {"grpo_lab": "here", "trl": "trl", "ms-swift": "trl", "verl": "verl"
 OWN = "loss."
 NAME, IDLE = "algorithm", "without_effect"
 """The keys of data/diagnosis/algorithms.toml that are no settings of `loss`."""
-ELSEWHERE = {
-    "delta": ("delta", "actor_rollout_ref.actor.clip_ratio_c"),
-    "epsilon": ("epsilon", "actor_rollout_ref.actor.clip_ratio"),
-    "kl": ("actor_rollout_ref.actor.kl_loss_type",),
-}
-"""The settings of other trainers that change a part of the loss."""
 
 
 def field_of(source: str) -> str:
@@ -72,31 +59,3 @@ def settings_that_tell(log: Log) -> dict[str, Any]:
 @functools.cache
 def _table() -> Mapping[str, Any]:
     return read_toml(data_directory() / "diagnosis" / "algorithms.toml")
-
-
-def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
-    """The remedies that can change the log's run, each with the settings that can; those without settings stay.
-
-    What the loss of its algorithm does not use, or has already, is not advised.
-    """
-    beta = {"beta": 1} if log.objectives else {}  # each has its own
-    parts = unused({"beta": log.settings.get("beta", 1), **formulas_in(log), **beta})
-    idle = {name for told in told_by(log).values() for name in told.get(IDLE, ())}
-    idle |= {name for part in parts for name in (f"loss.{part}", *ELSEWHERE.get(part, ()))}
-    idle |= {f"guards.{name}" for name, part in PART_OF.items() if part in parts}
-    settings = settings_that_tell(log)
-
-    def acts(setting: str) -> bool:
-        name, _, value = setting.partition("=")
-        return idle.isdisjoint(re.findall(r"[\w.]+", setting)) and str(settings.get(name)) != (value.strip("'") or None)
-
-    own = field_of(log.source)
-    found = []
-    for remedy in remedies:
-        given = {name: text for name in FIELDS if (text := getattr(remedy, name))}
-        kept = {name: ", ".join(filter(acts, text.split(", "))) for name, text in given.items()}
-        asked = list(given) if not own else [own] if own in given else []
-        changed = replace(remedy, **kept)
-        if not asked or (any(kept[name] for name in asked) and changed.fits(log.source)):
-            found.append(changed)
-    return tuple(found)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from grpo_lab.analysis.diagnosis.algorithm import field_of
+from grpo_lab.analysis.diagnosis.algorithm import FIELDS, IDLE, field_of, formulas_in, settings_that_tell, told_by
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Sighting, Symptom, Unknown, check_names
+from grpo_lab.analysis.logs import Log
+from grpo_lab.config.algorithms import PART_OF, unused
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.paths import data_directory, read_toml
 
 Sightings = Mapping[str, Sighting]
+ELSEWHERE = {
+    "delta": ("delta", "actor_rollout_ref.actor.clip_ratio_c"),
+    "epsilon": ("epsilon", "actor_rollout_ref.actor.clip_ratio"),
+    "kl": ("actor_rollout_ref.actor.kl_loss_type",),
+}
+"""The settings of other trainers that change a part of the loss."""
 FRAMEWORKS = ("trl", "ms-swift", "verl", "openrlhf")
 """Trainers whose loop cannot make the mistakes of an own loop."""
 LEVELS = ("failure", "warning", "note")
@@ -231,3 +240,31 @@ def known_causes() -> Sequence[Cause]:
 def _tables(name: str) -> dict[str, dict[str, Any]]:
     """The tables of a file. Raises ConfigError for one that cannot be read."""
     return read_toml(data_directory() / "diagnosis" / f"{name}.toml")
+
+
+def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
+    """The remedies that can change the log's run, each with the settings that can; those without settings stay.
+
+    What the loss of its algorithm does not use, or has already, is not advised.
+    """
+    beta = {"beta": 1} if log.objectives else {}  # each has its own
+    parts = unused({"beta": log.settings.get("beta", 1), **formulas_in(log), **beta})
+    idle = {name for told in told_by(log).values() for name in told.get(IDLE, ())}
+    idle |= {name for part in parts for name in (f"loss.{part}", *ELSEWHERE.get(part, ()))}
+    idle |= {f"guards.{name}" for name, part in PART_OF.items() if part in parts}
+    settings = settings_that_tell(log)
+
+    def acts(setting: str) -> bool:
+        name, _, value = setting.partition("=")
+        return idle.isdisjoint(re.findall(r"[\w.]+", setting)) and str(settings.get(name)) != (value.strip("'") or None)
+
+    own = field_of(log.source)
+    found = []
+    for remedy in remedies:
+        given = {name: text for name in FIELDS if (text := getattr(remedy, name))}
+        kept = {name: ", ".join(filter(acts, text.split(", "))) for name, text in given.items()}
+        asked = list(given) if not own else [own] if own in given else []
+        changed = replace(remedy, **kept)
+        if not asked or (any(kept[name] for name in asked) and changed.fits(log.source)):
+            found.append(changed)
+    return tuple(found)

@@ -231,16 +231,7 @@ def _tree_of(finding: DetectedCause) -> dict[str, Any]:
         "objective": finding.objective,
         "step": finding.step,
         "evidence": [
-            {
-                "symptom": each.symptom,
-                "metric": each.metric,
-                "step": each.step,
-                "value": each.value,
-                "last": each.last,
-                "says": word.symptom(each),
-                "healthy": each.healthy,
-            }
-            for each in finding.evidence
+            {**asdict(each), "says": word.symptom(each), "healthy": each.healthy} for each in finding.evidence
         ],
         "suspects": [suspect.says for suspect in finding.suspects],
         "suspect_names": [suspect.name for suspect in finding.suspects],

@@ -4,7 +4,7 @@ From a run folder only metrics and settings are read: no verdict, no guard or fa
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,14 +52,6 @@ def read_runs(path: str | Path) -> list[Log]:
         return _with_files_beside(_log_in(path) if path.is_dir() else path)
     except OSError as error:
         raise LogError(f"{path} cannot be read: {error.strerror or error}; give a log file or its folder") from error
-
-
-def read_together(paths: Sequence[str | Path]) -> list[Log]:
-    """The runs in several CSV exports of W&B or TensorBoard, which hold one curve each. Raises LogError as `read`."""
-    try:
-        return _runs(_exports([Path(path) for path in paths]))
-    except OSError as error:
-        raise LogError(f"{error.filename} cannot be read: {error.strerror}; give CSV exports") from error
 
 
 def from_dicts(found: Iterable[Mapping[str, Any]]) -> Log:
@@ -134,7 +126,7 @@ def _with_files_beside(path: Path) -> list[Log]:
     """The runs in a log, with settings and crash from files beside it. Raises LogError for no known metric."""
     found, notes = beside.settings_beside(path) if str(path) != STDIN else ({}, [])
     if path.is_dir():
-        logs = _runs(tensorboard.read(path) if tensorboard.event_files(path) else _exports(_csv_files(path)))
+        logs = _runs(tensorboard.read(path) if tensorboard.event_files(path) else _exports(path))
     else:
         every = found.get("logging_steps", 1)
         logs = _in_file(path, int(every) if isinstance(every, int | float) and every >= 1 else 1)
@@ -155,15 +147,13 @@ def _with_files_beside(path: Path) -> list[Log]:
     ]
 
 
-def _exports(paths: list[Path]) -> list[Table]:
+def _exports(folder: Path) -> list[Table]:
     """The runs in CSV exports of W&B or TensorBoard, which hold one curve each. Raises LogError for none."""
-    texts = [Text(decoded(content(path), str(path)), str(path)) for path in paths]
+    texts = [Text(decoded(content(path), str(path)), str(path)) for path in _csv_files(folder)]
     known = [text for text in texts if not tables.of_tensorboard(text) or tables.named_in(Path(text.name).name)]
-    found = tables.together([table for text in known for table in tables.tables_in(text)])
-    if not found:
-        names = ", ".join(path.name for path in paths)
-        raise LogError(f"{names}: no metric known here, as train_kl.csv of TensorBoard or a W&B panel with train/kl")
-    return found
+    if found := tables.together([table for text in known for table in tables.tables_in(text)]):
+        return found
+    raise LogError(f"{folder}: its CSV files hold no metric known here, as train_kl.csv of TensorBoard or a W&B panel")
 
 
 def _in_file(path: Path, logging_steps: int) -> list[Log]:

@@ -4,12 +4,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_lab.analysis.logs.table import OF_MAX_STEPS, STEP_NAMES, Fact, Table, columns_of, fact
+from grpo_lab.analysis.logs.table import STEP_NAMES, Fact, Table, columns_of, fact
 from grpo_lab.analysis.logs.text import Text, parsed
 from grpo_lab.errors import LogError
 
 _JSON = re.compile(r'\{\s*("|\}|$)|\[\s*(\{|\]|$)')
 """The beginning of an object, or of a list of objects; a console may begin with [2026-01-31 or [rank0]."""
+OF_MAX_STEPS = "global_step/max_steps"
+"""ms-swift writes the step and the number of steps as one text, "10/100"."""
 OF_STATE = ("logging_steps", "max_steps", "num_train_epochs", "train_batch_size")
 """Settings in trainer_state.json."""
 

@@ -7,7 +7,7 @@ another run begins, and `log_of` the metrics, the step of each row and the frame
 import functools
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,50 +18,17 @@ from numpy.typing import NDArray
 
 from grpo_lab import messages
 from grpo_lab.metrics import METRICS, OF_THE_MACHINE, OTHER_NAMES, of_objective, of_run
+from grpo_lab.paths import data_directory, read_toml
 
 Columns = dict[str, pd.Series]
 """For each name its values; the index is the row. NaN was logged as NaN, and what was not logged is absent."""
-OF_MAX_STEPS = "global_step/max_steps"
-"""ms-swift writes the step and the number of steps as one text, "10/100"."""
-STEP_NAMES = (
-    "step",
-    "global_step",
-    "training/global_step",
-    "train/global_step",
-    "_step",
-    "Step",
-    OF_MAX_STEPS,
-    "iteration",
-)
-PREFIXES = ("train/", "rollout/")
-"""The callbacks of TensorBoard and Weights & Biases put these before every name."""
-CUMULATIVE = "num_tokens"
-"""TRL counts these from the start of the run; here they are counted for each step."""
-OF_A_NOTEBOOK = "Training Loss"
-TRL_ONLY = (
-    "epoch",
-    "completions/mean_terminated_length",
-    "completions/min_length",
-    "train_runtime",
-    "clip_ratio/low_min",
-)
+_NAMES = read_toml(data_directory() / "diagnosis" / "names.toml")
+STEP_NAMES, PREFIXES = tuple(_NAMES["step"]), tuple(_NAMES["prefixes"])
+_ONLY = {source: re.compile(pattern) for source, pattern in _NAMES["only"].items()}
 TRAINERS = ("trl", "ms-swift")
 """Frameworks built on Hugging Face's Trainer, which replaces a loss of NaN in its log by a finite number."""
-_ONLY = {
-    "ms-swift": re.compile(r"global_step/max_steps$|train_speed\(|memory\(GiB\)$"),
-    "verl": re.compile(r"(actor|critic|perf|timing_s|global_seqlen|response_length)/"),
-    "openrlhf": re.compile(r"(actor_lr|response_length|critic_loss|ptx_loss|total_length)$"),
-    "grpo_lab": re.compile(r"run\.memory$"),
-}
-"""Names, without a callback's prefix, that only one framework logs; those that TRL alone logs are asked for last.
-
-`gl.Guards` measures ratio/max and weights/max_move in loops that are not this project's.
-"""
-_OF_CALLBACK = frozenset(
-    f"train/{name}"
-    for name in ("loss", "grad_norm", "learning_rate", "reward_std", "frac_reward_zero_std", "completions/mean_length")
-) | {OF_A_NOTEBOOK}
-"""Names that Hugging Face's callbacks for W&B, TensorBoard and notebooks write, and OpenRLHF's do not."""
+CUMULATIVE = "num_tokens"
+"""Hugging Face's Trainer counts these from the start of the run; here they are counted for each step."""
 _FUNCTION = re.compile(r"rewards/(?P<name>.+?)(?P<mean>/mean)?$")
 FAR = 5
 """Steps that a last row must go back to be the first of a new run, not one out of order."""
@@ -221,7 +188,7 @@ def bare(name: str) -> str:
     >>> bare("train/kl"), bare("rewards / right / mean"), bare("Training Loss")
     ('kl', 'rewards/right/mean', 'loss')
     """
-    name = name.replace(" / ", "/") if name != OF_A_NOTEBOOK else "loss"
+    name = name.replace(" / ", "/") if name != "Training Loss" else "loss"
     return next((name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)), name)
 
 
@@ -232,11 +199,11 @@ def choose(names: Iterable[str], source: str = "") -> dict[str, str]:
     {'reward': 'critic/rewards/mean', 'kl': 'train/kl'}
     """
     logged = {bare(name): name for name in reversed(list(names))}
-    is_trl = source in TRAINERS or any(name in logged for name in TRL_ONLY)
+    cumulative = (source or source_of(logged.values())) in TRAINERS
     chosen = {}
     for metric in METRICS:
         found = [name for name in (metric, *OTHER_NAMES.get(metric, ())) if name in logged]
-        if found and not (is_trl and metric == CUMULATIVE):
+        if found and not (cumulative and metric == CUMULATIVE):
             chosen[metric] = logged[found[0]]
     # TRL's names are as long, as in reward/std; an objective of ours has a KL and a reward.
     objectives = [name.removeprefix("kl/") for name in logged if name.startswith("kl/") and name not in METRICS]
@@ -244,16 +211,14 @@ def choose(names: Iterable[str], source: str = "") -> dict[str, str]:
     return chosen | {name: logged[name] for name in each if name in logged}
 
 
-def source_of(names: Collection[str]) -> str:
+def source_of(names: Iterable[str]) -> str:
     """The framework that gives metrics these names; empty if they tell none.
 
     >>> source_of(["actor/grad_norm", "step"]), source_of(["train/kl", "train/epoch"]), source_of(["kl"])
     ('verl', 'trl', '')
     """
-    known = [bare(name) for name in names]
-    found = (source for source, only in _ONLY.items() if any(only.match(name) for name in known))
-    of_trl = any(name in TRL_ONLY or _FUNCTION.match(name) for name in known) or not _OF_CALLBACK.isdisjoint(names)
-    return next(found, "trl" if of_trl else "")
+    written = {each for name in names for each in (name, bare(name))}
+    return next((source for source, only in _ONLY.items() if any(map(only.match, written))), "")
 
 
 def reward_functions(names: Iterable[str]) -> dict[str, str]:

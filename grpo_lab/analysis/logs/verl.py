@@ -33,7 +33,8 @@ def read_verl(text: Text) -> list[Table]:
     lines = list(_LINE.finditer(said))
     rows = [dict(_PAIR.findall(line[0])) for line in lines]
     notes = []
-    if len(rows) > 1 and said.endswith(lines[-1][0]) and _is_cut(*map(list, rows[-2:])):
+    ends = len(rows) > 1 and said.endswith(lines[-1][0])
+    if ends and len(rows[-1]) < len(rows[-2]) and [*rows[-1]] == [*rows[-2]][: len(rows[-1])]:
         rows.pop()
         notes.append(fact("cut"))
     columns = columns_of(rows)
@@ -43,11 +44,6 @@ def read_verl(text: Text) -> list[Table]:
     crashes = by_rows(said, [line.start() for line in lines])
     about = {"source": "verl", "crashes": crashes, "settings": _printed_settings(said)}
     return [Table(columns, "verl_console", notes, **about)] if columns else []
-
-
-def _is_cut(before: list[str], last: list[str]) -> bool:
-    """Whether the last record has the names of the one before it, but not all."""
-    return len(last) < len(before) and last == before[: len(last)]
 
 
 def _unwrapped(text: str) -> str:
