@@ -1,20 +1,21 @@
 """The diagnosis in other languages: a translation for every text that it can say, and the same verdicts and numbers."""
 
-import ast
+import json
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
 
 import grpo_lab.analysis
 from grpo_lab import diagnose, messages
+from grpo_lab.analysis.diagnosis.algorithm import FIELDS
 from grpo_lab.analysis.diagnosis.causes import LEVELS, known_causes, known_suspects, known_symptoms
 from grpo_lab.analysis.diagnosis.findings import DetectedCause, Evidence, Findings, PossibleCause
 from grpo_lab.analysis.diagnosis.layout import WIDTH, columns, width, wrapped
-from grpo_lab.analysis.diagnosis.report import HEAD, TRAINERS, html, text
+from grpo_lab.analysis.diagnosis.report import HEAD, html, text
 from grpo_lab.analysis.diagnosis.symptoms import Unknown
 from grpo_lab.analysis.logs import from_dicts
+from grpo_lab.analysis.logs.table import fact
 from grpo_lab.paths import data_directory
 from grpo_lab.runs.recordings import find
 
@@ -37,7 +38,7 @@ def texts():
         own = [each.says for each in (*cause.own_suspects, *cause.suspects) if not each.name]
         found |= {f"own_suspect.{says}": says for says in own}
         found |= {f"remedy.{remedy.do}": remedy.do for remedy in cause.remedies}
-        own = [getattr(remedy, trainer) for remedy in cause.remedies for trainer in TRAINERS]
+        own = [getattr(remedy, trainer) for remedy in cause.remedies for trainer in FIELDS]
         found |= {f"setting.{setting}": setting for setting in own if re.search("[a-z]{2,} [a-z]", setting)}
     return found
 
@@ -48,7 +49,8 @@ def test_every_text_has_a_translation_and_no_other_is_there(language):
 
 
 def test_the_fixed_phrases_that_are_there_are_asked_for():
-    sources = [(ANALYSIS / name).read_text(encoding="utf-8") for name in READ]
+    paths = [*(ANALYSIS / name for name in READ), data_directory() / "templates" / "diagnosis.html"]
+    sources = [path.read_text(encoding="utf-8") for path in paths]
     asked = {key for source in sources for key in re.findall(r"(?:word|self)\([\"'](\w+)[\"']", source)}
     asked |= {
         "shown",
@@ -77,8 +79,8 @@ def every_finding():
         symptoms = [condition.symptom for condition in (*cause.all, *cause.any)] + list(cause.also)
         evidence = [Evidence(name, "kl/F", 1, 2.0, 3.0, known_symptoms()[name].says) for name in symptoms]
         shown = DetectedCause(cause, 1, tuple(evidence), (*cause.own_suspects, *cause.suspects), cause.remedies)
-        possible = PossibleCause(cause, 1, (Unknown("kl", "not logged"),))
-        yield Findings(log, (shown, shown), (possible,), ((Unknown("kl", "not logged"), (cause,)),))
+        possible = PossibleCause(cause, 1, (Unknown("kl", fact("not_logged")),))
+        yield Findings(log, (shown, shown), (possible,), ((Unknown("kl", fact("not_logged")), (cause,)),))
 
 
 @LANGUAGE
@@ -103,59 +105,16 @@ def test_verdicts_and_json_are_english_in_every_language(language, monkeypatch):
     assert not [line for line in compared.splitlines() if ENGLISH.search(line)]
 
 
-def said_about_logs():
-    """The facts that readers of logs and symptoms tell, with 7 for what they fill in."""
-    for path in sorted((ANALYSIS / "logs").glob("*.py")) + sorted((ANALYSIS / "diagnosis").glob("*.py")):
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(call, ast.Call):
-                continue
-            of_list = isinstance(call.func, ast.Attribute) and call.func.attr == "append"
-            lists = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)
-            noted = of_list and lists and call.func.value.id in ("notes", "said")  # pyright: ignore
-            unknown = isinstance(call.func, ast.Name) and call.func.id == "Unknown"
-            for given in call.args[-1:] if noted or unknown else ():
-                if isinstance(given, ast.Constant):
-                    yield str(given.value)
-                elif isinstance(given, ast.JoinedStr):
-                    yield "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in given.values)
-
-
-PARTS = {
-    "7 and were left out, the first is line 7": "7 of 7 lines are no JSON object and were left out, the first is "
-    "line 7",
-    "the lines have no step; they were counted 7": "the lines have no step; they were counted from 1",
-}
-"""Texts that the code puts together from two."""
-OTHER_FACTS = [
-    "a run of grpo_lab",
-    "a Trainer's log_history",
-    "a Trainer's console",
-    "verl's console",
-    "TensorBoard's CSV",
-    "a W&B panel",
-    "a table",
-    "a console without metrics",
-    "reward: not logged",
-    "the lines have no step; they were counted as one every 5 (logging_steps)",
-    "1,200 steps were logged more than once; the last value is used",
-    "the log holds 2 runs, one after another; this is number 1",
-    "the export holds 2 runs: a, b",
-    "the folder holds 2 runs: a, b",
-    "the axis x is no step; the rows were counted",
-]
-
-
-@LANGUAGE
-def test_every_fact_about_a_log_has_a_translation(language, monkeypatch):
-    monkeypatch.setenv(messages.VARIABLE, language)
-    facts = [*(PARTS.get(fact, fact) for fact in said_about_logs()), *OTHER_FACTS]
-    assert len(facts) > 20
-    for fact in facts:
-        said = messages.reworded(fact, "log")
-        assert said != fact and not ENGLISH.search(said), fact
-    path = data_directory() / "translations" / f"{language}.toml"
-    patterns = tomllib.loads(path.read_text(encoding="utf-8"))["log"]
-    assert [pattern for pattern in patterns if not any(re.search(pattern, fact) for fact in facts)] == []
+def test_facts_about_a_log_are_messages():
+    """Each key that a reader or a rule gives is there, and no other."""
+    sources = [
+        path.read_text(encoding="utf-8") for room in ("logs", "diagnosis") for path in (ANALYSIS / room).glob("*.py")
+    ]
+    given = {key for source in sources for key in re.findall(r"\bfact\(\s*\"(\w+)\"", source)}
+    there = {key.removeprefix("log.") for key in messages.catalogue(messages.ENGLISH) if key.startswith("log.")}
+    logs = json.loads((Path(__file__).parent / "logs" / "expected.json").read_text(encoding="utf-8"))
+    formats = {f"format.{run['format']}" for runs in logs.values() for run in runs} | {"format.table"}
+    assert there == given | formats
 
 
 def test_lines_break_between_chinese_characters_and_never_before_their_punctuation():

@@ -15,6 +15,7 @@ from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import Diagnosis, diagnose
 from grpo_lab.analysis.diagnosis.report import headline
 from grpo_lab.analysis.diagnosis.words import Words
+from grpo_lab.analysis.logs.beside import flat
 from grpo_lab.errors import ConfigError
 from grpo_lab.hosted.trainers import calls
 
@@ -90,7 +91,7 @@ class DiagnoseCallback(TrainerCallback):
     def _look(self, args: Any, state: Any, crash: str = "") -> None:
         if not state.is_world_process_zero or not state.log_history:
             return
-        settings = logs.settings.flat(args.to_dict())
+        settings = flat(args.to_dict())
         about = {"source": "trl", "settings": settings, "hides_nan": True, "crash": crash}
         log = dataclasses.replace(logs.from_dicts(state.log_history), **about)
         if len(log.steps):

@@ -1,6 +1,6 @@
 """From a log of metrics to a diagnosis: the cause, its evidence, and remedies.
 
-The diagnosis reads metrics only. Its rules are data: the symptoms and causes in data/diagnosis.
+The diagnosis reads metrics only. Its rules are data: the symptoms, suspects and causes in data/diagnosis.
 """
 
 import math
@@ -13,20 +13,17 @@ import pandas as pd
 
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import report
-from grpo_lab.analysis.diagnosis.causes import LEVELS, Cause, Sightings, known_causes, known_symptoms
+from grpo_lab.analysis.diagnosis.causes import LEVELS, Cause, Sightings, effective, known_causes, known_symptoms
 from grpo_lab.analysis.diagnosis.comparison import Comparison
-from grpo_lab.analysis.diagnosis.effects import effective
 from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings, PossibleCause
 from grpo_lab.analysis.diagnosis.findings import HEALTHY as HEALTHY
 from grpo_lab.analysis.diagnosis.findings import NOT_ENOUGH as NOT_ENOUGH
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Unknown
 from grpo_lab.analysis.logs import Log
+from grpo_lab.analysis.logs.table import Fact, fact
 from grpo_lab.metrics import of_objective, of_run
 
-OUTCOME, MECHANISM = (
-    ("reward",),
-    ("grad_norm", "kl", "entropy", "loss", "clip_ratio/region_mean", "completions/mean_length"),
-)
+MECHANISM = ("grad_norm", "kl", "entropy", "loss", "clip_ratio/region_mean", "completions/mean_length")
 """A healthy run shows its reward, and two metrics of what the updates do."""
 
 
@@ -65,17 +62,27 @@ def diagnose(source: str | Path | pd.DataFrame | Log | Sequence[Mapping[str, Any
     >>> diagnose(sick).verdict
     'kl-overflow'
     """
-    *earlier, last = map(_diagnosed, _logs(source))
-    return replace(last, earlier=tuple(earlier))
+    if isinstance(source, str | Path):
+        *earlier, last = map(_diagnosed, logs.read_runs(source))
+        return replace(last, earlier=tuple(earlier))
+    if isinstance(source, pd.DataFrame):
+        source = logs.from_frame(source)
+    elif isinstance(source, Sequence):
+        source = logs.from_dicts(source)
+    return _diagnosed(source if isinstance(source, Log) else logs.from_events(source.events))
 
 
 def _diagnosed(log: Log) -> Diagnosis:
     seen: Sightings = {name: symptom.look(log) for name, symptom in known_symptoms().items()}
     of_each = [_of_objective(log, objective, seen) for objective in log.objectives]
     findings, possible = [], []
+    blind: dict[Unknown, list[Cause]] = {}
     for cause in known_causes():
         if not cause.suspected(seen, log.source):
             continue
+        first = seen[cause.all[0].symptom]
+        if isinstance(first, Unknown) and not cause.fallback:
+            blind.setdefault(first, []).append(cause)
         shown = [each for each in of_each if cause.onset(each) and cause.holds(each)]
         onset, held = cause.onset(seen), cause.holds(seen)
         if shown and not (held and len(shown) == len(of_each)):
@@ -84,22 +91,20 @@ def _diagnosed(log: Log) -> Diagnosis:
             findings.append(_detected(cause, seen, log))
         elif onset and held is None and not cause.fallback:
             possible.append(PossibleCause(cause, onset.step, tuple(cause.lacks(seen))))
-    return Diagnosis(log, _ranked(findings), tuple(possible), _blind(seen, log), _lacking(log))
+    unseen = tuple((missing, tuple(causes)) for missing, causes in blind.items())
+    return Diagnosis(log, _ranked(findings), tuple(possible), unseen, tuple(_lacking(log)))
 
 
-def _lacking(log: Log) -> tuple[str, ...]:
+def _lacking(log: Log) -> list[Fact]:
     """What a log lacks to show that a run is healthy."""
-    said = []
-    if len(log.steps) < ENOUGH_STEPS:
-        said.append(
-            f"{len(log.steps)} logged steps: log {ENOUGH_STEPS} at least, of a run of that length or every step"
-        )
-    said += [f"{name}: not logged" for name in OUTCOME if name not in log.metrics]
+    lacks = [fact("few_steps", steps=len(log.steps), least=ENOUGH_STEPS)] if len(log.steps) < ENOUGH_STEPS else []
+    if "reward" not in log.metrics:
+        lacks.append(fact("lacks", metric="reward"))
     if sum(name in log.metrics for name in MECHANISM) < 2:
-        said.append(f"two of {', '.join(MECHANISM)}: not logged")
+        lacks.append(fact("lacks_two", metrics=", ".join(MECHANISM)))
     if log.crash:
-        said.append(f"the run ended in {log.crash!r}, and no logged metric shows why: log every step")
-    return tuple(said)
+        lacks.append(fact("crashed", crash=repr(log.crash)))
+    return lacks
 
 
 def _of_objective(log: Log, objective: str, whole: Sightings) -> Sightings:
@@ -110,24 +115,10 @@ def _of_objective(log: Log, objective: str, whole: Sightings) -> Sightings:
 
 
 def _detected(cause: Cause, seen: Sightings, log: Log) -> DetectedCause:
-    onset = cause.onset(seen)
-    assert onset is not None
     suspects = cause.suspected(seen, log.source)
-    evidence, remedies = _evidence(cause, seen, log), effective(cause.advised(suspects, log.source), log)
-    return DetectedCause(cause, onset.step, evidence, suspects, remedies)
-
-
-def _logs(source: Any) -> list[Log]:
-    """The runs of a source, in order."""
-    if isinstance(source, Log):
-        return [source]
-    if isinstance(source, str | Path):
-        return logs.read_runs(source)
-    if isinstance(source, pd.DataFrame):
-        return [logs.from_frame(source)]
-    if isinstance(source, Sequence):
-        return [logs.from_dicts(source)]
-    return [logs.from_events(source.events)]
+    evidence = [_evidence(name, sighting, log) for name, sighting in cause.evidence(seen)]
+    remedies = effective(cause.advised(suspects, log.source), log)
+    return DetectedCause(cause, evidence[0].step, tuple(evidence), suspects, remedies)
 
 
 def _ranked(findings: Sequence[DetectedCause]) -> tuple[DetectedCause, ...]:
@@ -137,35 +128,12 @@ def _ranked(findings: Sequence[DetectedCause]) -> tuple[DetectedCause, ...]:
     return tuple(sorted(kept, key=lambda finding: (LEVELS.index(finding.cause.level), finding.step)))
 
 
-def _evidence(cause: Cause, seen: Sightings, log: Log) -> tuple[Evidence, ...]:
-    known = known_symptoms()
-    found = [(name, sighting) for name, sighting in cause.evidence(seen) if isinstance(sighting, Seen)]
-    return tuple(
-        Evidence(name, s.metric, s.step, s.value, _last(s, log), known[name].says + _others(s, log))
-        for name, s in found
-    )
-
-
-def _last(seen: Seen, log: Log) -> float:
-    """The last value of the curve that shows a symptom; NaN for a setting or a crash."""
-    curve = log.metrics.get(seen.metric)
-    return float(curve.iloc[-1]) if curve is not None else math.nan
-
-
-def _others(seen: Seen, log: Log) -> str:
-    """The medians of the same curve of each objective, as " (medians: F 0.032, H 0)"; empty for one of the run."""
-    of_each = {each: log.metrics.get(of_objective(of_run(seen.metric), each)) for each in log.objectives}
-    medians = [f"{each} {curve.median():.3g}" for each, curve in of_each.items() if curve is not None]
-    return (
-        f" (medians: {', '.join(medians)})" if seen.metric in log.metrics and seen.metric != of_run(seen.metric) else ""
-    )
-
-
-def _blind(seen: Sightings, log: Log) -> tuple[tuple[Unknown, tuple[Cause, ...]], ...]:
-    """Causes whose first symptom the log cannot show, by the metric that it lacks."""
-    lacking: dict[Unknown, list[Cause]] = {}
-    for cause in known_causes():
-        first = seen[cause.all[0].symptom]
-        if isinstance(first, Unknown) and not cause.fallback and cause.suspected(seen, log.source):
-            lacking.setdefault(first, []).append(cause)
-    return tuple((missing, tuple(found)) for missing, found in lacking.items())
+def _evidence(symptom: str, seen: Seen, log: Log) -> Evidence:
+    """A symptom with the last value of its curve, NaN for a setting or a crash, and the medians of all objectives."""
+    curve, medians = log.metrics.get(seen.metric), []
+    if curve is not None and seen.metric != of_run(seen.metric):
+        of_each = {each: log.metrics.get(of_objective(of_run(seen.metric), each)) for each in log.objectives}
+        medians = [f"{each} {own.median():.3g}" for each, own in of_each.items() if own is not None]
+    last = float(curve.iloc[-1]) if curve is not None else math.nan
+    says = known_symptoms()[symptom].says
+    return Evidence(symptom, seen.metric, seen.step, seen.value, last, says, ", ".join(medians))

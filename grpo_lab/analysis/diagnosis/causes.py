@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from grpo_lab.analysis.diagnosis.symptoms import Seen, Sighting, Symptom, Unknown
+from grpo_lab.analysis.diagnosis.algorithm import FIELDS, IDLE, field_of, formulas_in, settings_that_tell, told_by
+from grpo_lab.analysis.diagnosis.symptoms import Seen, Sighting, Symptom, Unknown, check_names
+from grpo_lab.analysis.logs import Log
+from grpo_lab.config.algorithms import PART_OF, unused
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.paths import data_directory, read_toml
 
 Sightings = Mapping[str, Sighting]
-SETTINGS_OF = {"trl": "trl", "ms-swift": "trl", "verl": "verl"}
-"""For each trainer the field of a remedy that names its setting; ms-swift builds on TRL's trainer."""
+ELSEWHERE = {
+    "delta": ("delta", "actor_rollout_ref.actor.clip_ratio_c"),
+    "epsilon": ("epsilon", "actor_rollout_ref.actor.clip_ratio"),
+    "kl": ("actor_rollout_ref.actor.kl_loss_type",),
+}
+"""The settings of other trainers that change a part of the loss."""
 FRAMEWORKS = ("trl", "ms-swift", "verl", "openrlhf")
 """Trainers whose loop cannot make the mistakes of an own loop."""
 LEVELS = ("failure", "warning", "note")
@@ -33,7 +41,7 @@ class Remedy:
 
     def fits(self, source: str) -> bool:
         """Whether the trainer that wrote the log leaves anything to set."""
-        return not getattr(self, SETTINGS_OF.get(source, "here")).startswith(("built in", "not with"))
+        return not getattr(self, field_of(source) or "here").startswith(("built in", "not with"))
 
 
 @dataclass(frozen=True)
@@ -50,15 +58,11 @@ class Suspect:
     @staticmethod
     def read(name: str, tree: Mapping[str, Any], symptoms: Mapping[str, Symptom]) -> Suspect:
         """A suspect from its table. Raises ConfigError for an unknown setting or symptom."""
-        known = {f.name for f in fields(Suspect)} - {"name"}
-        for key, value in tree.items():
-            if key not in known:
-                raise unknown(f"setting of suspect {name}", key, known)
-            for symptom in value if key != "says" else ():
-                if symptom not in symptoms:
-                    raise unknown(f"symptom of suspect {name}", symptom, symptoms)
-        kinds = ("when", "against", "unless", "needs")
-        return Suspect(tree["says"], name, *(tuple(tree.get(key, ())) for key in kinds))
+        told = {key: tuple(value) for key, value in tree.items() if key != "says"}
+        check_names(f"setting of suspect {name}", told, ("when", "against", "unless", "needs"))
+        for named in told.values():
+            check_names(f"symptom of suspect {name}", named, symptoms)
+        return Suspect(tree["says"], name, **told)
 
     def rank(self, seen: Sightings) -> int | None:
         """0 with support in the log, 1 without, 2 if the log speaks against the suspect.
@@ -83,7 +87,6 @@ class Condition:
     After `not` it must not hold, and the log must show that; after `unless` a log that cannot show it is enough.
     """
 
-    text: str
     negated: bool
     symptom: str
     relation: str = ""
@@ -103,25 +106,17 @@ class Condition:
             raise ConfigError(f"condition {text!r}: write a, not a, unless a, a before b, a with b, or a by b")
         if len(words) == 3 and words[1] not in _RELATIONS:
             raise unknown(f"relation in condition {text!r}", words[1], _RELATIONS)
-        for name in words[::2]:
-            if name not in symptoms:
-                raise unknown(f"symptom in condition {text!r}", name, symptoms)
-        return Condition(text, negated, *words, unless=text.startswith("unless "))
+        check_names(f"symptom in condition {text!r}", words[::2], symptoms)
+        return Condition(negated, *words, unless=text.startswith("unless "))
 
     def holds(self, seen: Sightings) -> bool | None:
         """Whether the condition holds; None if the log does not show it."""
-        shown = self._shown(seen)
-        return True if shown is None and self.unless else shown
-
-    def _shown(self, seen: Sightings) -> bool | None:
         first, second = seen[self.symptom], seen[self.other] if self.other else None
-        if isinstance(first, Unknown):
-            return None
-        if first is None or not self.relation:
-            return (first is not None) is not self.negated
-        if isinstance(second, Unknown):
-            return None
-        return _RELATIONS[self.relation](first, second) is not self.negated
+        if isinstance(first, Unknown) or (first and isinstance(second, Unknown)):
+            return True if self.unless else None
+        other = second if isinstance(second, Seen) else None
+        related = first is not None and (not self.relation or _RELATIONS[self.relation](first, other))
+        return related is not self.negated
 
     def unknown(self, seen: Sightings) -> list[Unknown]:
         """The metrics that the log lacks to decide the condition."""
@@ -168,13 +163,10 @@ class Cause:
         name: str, tree: Mapping[str, Any], symptoms: Mapping[str, Symptom], suspects: Mapping[str, Suspect]
     ) -> Cause:
         """A cause from its table. Raises ConfigError for an unknown setting, symptom, relation or level."""
-        known = {f.name for f in fields(Cause)} - {"name"}
-        for key in tree:
-            if key not in known:
-                raise unknown(f"setting of cause {name}", key, known)
-        for symptom in tree.get("also", ()):
-            if symptom not in symptoms:
-                raise unknown(f"symptom of cause {name}", symptom, symptoms)
+        check_names(f"setting of cause {name}", tree, {f.name for f in fields(Cause)} - {"name"})
+        check_names(f"symptom of cause {name}", tree.get("also", ()), symptoms)
+        for remedy in tree.get("remedies", ()):
+            check_names(f"setting of a remedy of cause {name}", remedy, {f.name for f in fields(Remedy)})
         read: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
         for kind in ("all", "any"):
             read[kind] = tuple(Condition.read(text, symptoms) for text in tree.get(kind, ()))
@@ -248,3 +240,31 @@ def known_causes() -> Sequence[Cause]:
 def _tables(name: str) -> dict[str, dict[str, Any]]:
     """The tables of a file. Raises ConfigError for one that cannot be read."""
     return read_toml(data_directory() / "diagnosis" / f"{name}.toml")
+
+
+def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
+    """The remedies that can change the log's run, each with the settings that can; those without settings stay.
+
+    What the loss of its algorithm does not use, or has already, is not advised.
+    """
+    beta = {"beta": 1} if log.objectives else {}  # each has its own
+    parts = unused({"beta": log.settings.get("beta", 1), **formulas_in(log), **beta})
+    idle = {name for told in told_by(log).values() for name in told.get(IDLE, ())}
+    idle |= {name for part in parts for name in (f"loss.{part}", *ELSEWHERE.get(part, ()))}
+    idle |= {f"guards.{name}" for name, part in PART_OF.items() if part in parts}
+    settings = settings_that_tell(log)
+
+    def acts(setting: str) -> bool:
+        name, _, value = setting.partition("=")
+        return idle.isdisjoint(re.findall(r"[\w.]+", setting)) and str(settings.get(name)) != (value.strip("'") or None)
+
+    own = field_of(log.source)
+    found = []
+    for remedy in remedies:
+        given = {name: text for name in FIELDS if (text := getattr(remedy, name))}
+        kept = {name: ", ".join(filter(acts, text.split(", "))) for name, text in given.items()}
+        asked = list(given) if not own else [own] if own in given else []
+        changed = replace(remedy, **kept)
+        if not asked or (any(kept[name] for name in asked) and changed.fits(log.source)):
+            found.append(changed)
+    return tuple(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,10 @@ class Level:
             return Level(math.nan, math.nan, math.nan)
         largest = kept[np.argmax(np.abs(kept))] if len(kept) == len(values) else values[~np.isfinite(values)][0]
         return Level(start(kept), float(np.median(kept[len(kept) // 2 :])), float(largest))
+
+    def beside(self, other: Level) -> list[str]:
+        """The numbers of both curves in turn, as texts."""
+        return [f"{number:.4g}" for pair in zip(astuple(self), astuple(other), strict=True) for number in pair]
 
 
 @dataclass(frozen=True)
@@ -92,12 +96,14 @@ class Comparison:
         for name, each in zip(self.names, (self.first, self.second), strict=True):
             lines += [word("named", name=name, said=headline(each, word.language)), *suspected(each)]
         if self.settings:
-            lines += ["", word("settings_differ"), *columns([["", *self.names], *_rows(self.settings)])]
+            rows = [[name, str(one), str(two)] for name, (one, two) in self.settings.items()]
+            lines += ["", word("settings_differ"), *columns([["", *self.names], *rows])]
         if self.levels:
             parts = [word(f"part_of_run.{name}") for name in ("start", "late", "largest")]
             head = ["", *(f"{of} {name}" for name in parts for of in ("A", "B"))]
             named = word("curves", first=self.names[0], second=self.names[1])
-            lines += ["", named, *columns([head, *_numbers(self.levels)])]
+            rows = [[name, *one.beside(two)] for name, (one, two) in self.levels.items()]
+            lines += ["", named, *columns([head, *rows])]
         step, metric = self.parting or (0, "")
         return "\n".join([*lines, "", word("part", step=step, metric=metric) if metric else word("never_part")])
 
@@ -109,15 +115,3 @@ class Comparison:
         settings = {name: [str(value) for value in pair] for name, pair in self.settings.items()}
         about = {"names": self.names, "verdicts": verdicts, "settings": settings, "levels": levels, "parting": parting}
         return encodable({**about, "diagnoses": [tree(self.first), tree(self.second)]})
-
-
-def _rows(settings: dict[str, tuple[Any, Any]]) -> list[list[str]]:
-    return [[name, str(one), str(two)] for name, (one, two) in settings.items()]
-
-
-def _numbers(levels: dict[str, tuple[Level, Level]]) -> list[list[str]]:
-    rows = []
-    for name, (one, two) in levels.items():
-        pairs = zip(vars(one).values(), vars(two).values(), strict=True)
-        rows.append([name, *(f"{number:.4g}" for pair in pairs for number in pair)])
-    return rows

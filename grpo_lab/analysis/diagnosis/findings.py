@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from grpo_lab.analysis.diagnosis.causes import Cause, Remedy, Suspect
 from grpo_lab.analysis.diagnosis.symptoms import Unknown
 from grpo_lab.analysis.logs import Log
+from grpo_lab.analysis.logs.table import Fact
 from grpo_lab.metrics import METRICS, metric, of_run
 
 HEALTHY = "healthy"
@@ -28,6 +29,8 @@ class Evidence:
     value: float
     last: float
     says: str
+    medians: str = ""
+    """The medians of the same curve of each objective, as "F 0.032, H 0"; empty for a curve of the run."""
 
     @property
     def healthy(self) -> tuple[float, float]:
@@ -72,18 +75,22 @@ class Findings:
 
     log: Log
     findings: tuple[DetectedCause, ...]
-    """The cause first, then its probable consequences; empty if nothing is wrong."""
+    """The cause first, then its probable consequences, and notes; empty if nothing is wrong."""
     possible: tuple[PossibleCause, ...]
     """Causes that fit the symptoms, and that the log cannot tell from the one found."""
     blind: tuple[tuple[Unknown, tuple[Cause, ...]], ...]
     """Each metric that the log lacks, with the causes that only this metric would show."""
-    lacking: tuple[str, ...] = ()
+    lacking: tuple[Fact, ...] = ()
     """What to log before the run can be called healthy."""
     earlier: tuple[Findings, ...] = ()
     """Diagnoses of the runs that stand before this one in the same log."""
 
     @property
+    def named(self) -> list[DetectedCause]:
+        """The findings that are no notes."""
+        return [finding for finding in self.findings if finding.cause.level != "note"]
+
+    @property
     def verdict(self) -> str:
         """The name of the cause, `healthy`, or `not-enough`."""
-        named = [finding for finding in self.findings if finding.cause.level != "note"]
-        return named[0].cause.name if named else NOT_ENOUGH if self.lacking else HEALTHY
+        return self.named[0].cause.name if self.named else NOT_ENOUGH if self.lacking else HEALTHY

@@ -1,7 +1,6 @@
 """Paragraphs and columns of a report in plain text; a Chinese character is as wide as two letters."""
 
 import re
-import textwrap
 import unicodedata
 from collections.abc import Iterator, Sequence
 
@@ -26,18 +25,8 @@ def wrapped(said: str, by: int, first: str = "", most: int = WIDTH) -> list[str]
     >>> wrapped("one two", 2, "1. ")
     ['  1. one two']
     """
-    said, indent = " ".join(said.split()), " " * by
-    begin, later = indent + first, indent + " " * width(first)
-    if width(said) > len(said):
-        return _filled(said, begin, later, most)
-    return textwrap.wrap(
-        said, most, initial_indent=begin, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
-    )
-
-
-def _filled(said: str, begin: str, later: str, most: int) -> list[str]:
-    lines, line = [], begin
-    for unit in _UNIT.findall(said):
+    line, later, lines = " " * by + first, " " * (by + width(first)), []
+    for unit in _UNIT.findall(" ".join(said.split())):
         if width(line + unit.rstrip()) > most and line.strip() and line != later:
             lines.append(line.rstrip())
             line, unit = later, unit.lstrip()

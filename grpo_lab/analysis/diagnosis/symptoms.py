@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from grpo_lab.analysis.diagnosis.algorithm import OWN, formulas_in, settings_that_tell
 from grpo_lab.analysis.diagnosis.curves import (
     PLACES,
     STATES,
@@ -25,7 +26,7 @@ from grpo_lab.analysis.diagnosis.curves import (
     start,
 )
 from grpo_lab.analysis.logs import Log
-from grpo_lab.analysis.logs.algorithm import OWN, formulas_in, settings_that_tell
+from grpo_lab.analysis.logs.table import Fact, fact
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.metrics import METRICS, of_run
 
@@ -45,7 +46,7 @@ class Unknown:
     """The log cannot show a symptom: the metric that it lacks, and why."""
 
     metric: str
-    why: str
+    why: Fact
 
 
 Sighting = Seen | Unknown | None
@@ -89,15 +90,11 @@ class Symptom:
     @staticmethod
     def read(name: str, tree: Mapping[str, Any]) -> Symptom:
         """A symptom from its table. Raises ConfigError for an unknown setting, metric or state, or a missing limit."""
-        known = [f.name.strip("_") for f in fields(Symptom)]
-        for key in tree:
-            if key not in known:
-                raise unknown(f"setting of symptom {name}", key, known)
+        check_names(f"setting of symptom {name}", tree, [f.name.strip("_") for f in fields(Symptom)])
         symptom = Symptom(**{"is_" if key == "is" else key: value for key, value in tree.items()})
-        named = (symptom.metric, *symptom.steady, *([symptom.where["metric"]] if symptom.where else []))
-        for metric in named if symptom.metric else ():
-            if metric not in METRICS:
-                raise unknown(f"metric of symptom {name}", metric, METRICS)
+        if symptom.metric:
+            named = (symptom.metric, *symptom.steady, symptom.where.get("metric", symptom.metric))
+            check_names(f"metric of symptom {name}", named, METRICS)
         for key, value, choices in (
             ("when", symptom.when, [*PLACES, *WHOLES]),
             ("objective", symptom.objective, ["", "lowest"]),
@@ -105,8 +102,7 @@ class Symptom:
             ("since", symptom.since, SINCE),
             ("is", symptom.is_, ["", *STATES, ENDS]),
         ):
-            if value not in choices:
-                raise unknown(f"{key} of symptom {name}", value, [choice for choice in choices if choice])
+            check_names(f"{key} of symptom {name}", [value], choices)
         if not (symptom.is_ or symptom.crash or symptom.like or symptom.over is not None or symptom.under is not None):
             raise ConfigError(f"symptom {name} has no condition: give `is`, `over`, `under` or `crash`")
         return symptom
@@ -122,10 +118,10 @@ class Symptom:
             seen = [self._of_curve(log, series) for _, series in sorted(log.functions.items()) if len(series)]
             return next((each for each in seen if isinstance(each, Seen)), None)
         if why := self._void(log):
-            return Unknown(self.metric, f"{why}: it tells of no failure there")
+            return Unknown(self.metric, fact("void", setting=why))
         series = self._lowest(log) if self.objective else log.metrics.get(self.metric)
         if series is None or not len(series):
-            return None if self.objective else Unknown(self.metric, "not logged")
+            return None if self.objective else Unknown(self.metric, fact("not_logged"))
         return _end(log, series) if self.is_ == ENDS else self._of_curve(log, series)
 
     def _of_settings(self, log: Log) -> Sighting:
@@ -133,7 +129,7 @@ class Symptom:
         settings = {**settings_that_tell(log), **log.settings}
         name = next((name for name in self.setting if name in settings), None)
         if name is None:
-            return Unknown(self.setting[0], "no settings beside the log")
+            return Unknown(self.setting[0], fact("no_settings"))
         if self._void(log):
             return None
         given = settings[name]
@@ -154,21 +150,21 @@ class Symptom:
     def _of_curve(self, log: Log, series: pd.Series) -> Sighting:
         for other in (name for name in (self.of, self.where.get("metric", "")) if name in METRICS):
             if other not in log.metrics:
-                return Unknown(other, "not logged")
+                return Unknown(other, fact("not_logged"))
         if len(series) < self.steps:
             return None
         steps, values = series.index.to_numpy(), series.to_numpy(np.float64)
         if self.when == "first" and steps[0] > _FIRST_STEPS:
-            return Unknown(self.metric, f"the log begins at step {steps[0]}")
+            return Unknown(self.metric, fact("begins_at", step=int(steps[0])))
         if self.when == "first" and log.updates_a_row > 1:
-            return Unknown(self.metric, f"the first row is a mean over up to {log.updates_a_row} updates")
+            return Unknown(self.metric, fact("mean_of_updates", updates=log.updates_a_row))
         unit = self.unit(values)
         measured = values - SINCE[self.since](finite(values)) if len(finite(values)) else values
         place = self._place(self._mask(log, steps, measured, unit), measured, unit)
         if place is not None and all(_steady(log, name, steps[place]) for name in self.steady):
             return Seen(int(steps[place]), float(values[place]), str(series.name))
         if self.metric == "loss" and self.is_ and _may_hide(log):
-            return Unknown("loss", "the logger may replace NaN and inf (logging_nan_inf_filter)")
+            return Unknown("loss", fact("may_hide"))
         return None
 
     def _place(self, mask: Mask, values: Curve, unit: float) -> int | None:
@@ -224,6 +220,13 @@ class Symptom:
             bounds = {key: value for key, value in self.where.items() if key != "metric"}
             mask = mask & Symptom("", self.where["metric"], **bounds).compare(other)
         return mask
+
+
+def check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise ConfigError for a name in a table of data/diagnosis that is none of the known ones."""
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, [each for each in known if each])
 
 
 def _end(log: Log, series: pd.Series) -> Sighting:

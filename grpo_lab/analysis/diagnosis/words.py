@@ -1,7 +1,7 @@
 """The texts of a diagnosis in a language. Data, verdicts and JSON are English in every language.
 
-Fixed phrases are in data/messages, and the translations of data/diagnosis in data/diagnosis/<language>.toml. Facts
-about a log, which its readers put together, are in [log] of data/translations/<language>.toml.
+Fixed phrases and facts about a log are in data/messages, and the translations of data/diagnosis in
+data/diagnosis/<language>.toml.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from typing import Any
 
 from grpo_lab import messages
 from grpo_lab.analysis.diagnosis.causes import Cause, Remedy, Suspect
-from grpo_lab.analysis.diagnosis.findings import DetectedCause, Evidence
-from grpo_lab.messages import ENGLISH
+from grpo_lab.analysis.diagnosis.findings import Evidence
+from grpo_lab.analysis.logs.table import Fact
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,18 @@ class Words:
         """The fixed phrase of a key."""
         return messages.text_in(self.language, f"diagnosis.{key}", **values)
 
+    def fact(self, fact: Fact) -> str:
+        """A fact about a log, such as a note."""
+        return fact.said(self.language)
+
     def count(self, thing: str, number: int) -> str:
         """A number of steps, metrics or settings."""
         return self(f"{'one' if number == 1 else 'many'}.{thing}", count=f"{number:,}")
 
-    def title(self, cause: Cause) -> str:
-        """The title of a cause."""
-        return self._of(f"cause.{cause.name}.title", cause.title)
-
-    def titled(self, finding: DetectedCause) -> str:
-        """The title of a finding's cause, with the objective that shows it."""
-        objective = self("objective", name=finding.objective) if finding.objective else ""
-        return self.title(finding.cause) + objective
+    def titled(self, cause: Cause, objective: str = "") -> str:
+        """The title of a cause, with the objective that shows it."""
+        title = self._of(f"cause.{cause.name}.title", cause.title)
+        return title + self("objective", name=objective) if objective else title
 
     def what(self, cause: Cause) -> str:
         """What a cause does."""
@@ -59,26 +59,13 @@ class Words:
 
     def setting(self, setting: str) -> str:
         """The setting of a remedy in a trainer; code alone has no translation."""
-        table = {} if self.language == ENGLISH else messages.catalogue(self.language, "diagnosis")
-        return table.get(f"setting.{setting}", setting)
-
-    def trainer(self, name: str) -> str:
-        """A trainer's name, or the word for this one."""
-        return self("here") if name == "here" else name
+        return self._of(f"setting.{setting}", setting)
 
     def symptom(self, evidence: Evidence) -> str:
-        """A symptom in words, with the medians of objectives that stand behind them."""
-        said, medians, values = evidence.says.partition(MEDIANS)
-        begins, ends = (self("medians"), self("medians_end")) if medians else ("", "")
-        return self._of(f"symptom.{evidence.symptom}", said) + begins + values.removesuffix(")" * bool(medians)) + ends
-
-    def fact(self, english: str) -> str:
-        """A fact about a log, such as a note; a part without a translation stays English."""
-        return english if self.language == ENGLISH else messages.reworded(english, "log")
+        """A symptom in words, with the medians of all objectives."""
+        said = self._of(f"symptom.{evidence.symptom}", evidence.says)
+        return said + self("medians", values=evidence.medians) if evidence.medians else said
 
     def _of(self, key: str, english: str) -> str:
-        return english if self.language == ENGLISH else messages.catalogue(self.language, "diagnosis")[key]
-
-
-MEDIANS = " (medians: "
-"""Begins the medians of the objectives' curves in the text of an evidence."""
+        table = {} if self.language == messages.ENGLISH else messages.catalogue(self.language, "diagnosis")
+        return table.get(key, english)

@@ -1,23 +1,38 @@
-"""Text formats: recognised by their content, and read."""
+"""The formats of a text: each has a reader, which recognises it by its content.
 
-import re
+To add one, write a function that returns a `Table` of what it finds, or nothing, and add it to `READERS`.
+"""
+
+from collections.abc import Callable
 
 from grpo_lab.analysis.logs.json_logs import read_json
-from grpo_lab.analysis.logs.rows import Log
+from grpo_lab.analysis.logs.table import Table
 from grpo_lab.analysis.logs.tables import read_csv
+from grpo_lab.analysis.logs.text import Text
 from grpo_lab.analysis.logs.trainer_console import read_trainer
 from grpo_lab.analysis.logs.verl import read_verl
 
-_JSON = re.compile(r'\{\s*("|\}|$)|\[\s*(\{|\]|$)')
-"""The beginning of an object, or of a list of objects; a console may begin with [2026-01-31 or [rank0]."""
+READERS: tuple[Callable[[Text], list[Table]], ...] = (read_json, read_verl, read_trainer, read_csv)
+"""In the order in which they are asked; the first that finds a metric is right."""
+FORMATS = (
+    "a run folder of grpo_lab, or its events.jsonl",
+    "trainer_state.json of TRL or transformers, its log_history, or the lines that Trainer prints",
+    "verl's console (step:1 - actor/grad_norm:0.3 - …) or its file logger",
+    "JSON lines with a dictionary of metrics each, as ms-swift's logging.jsonl",
+    "TensorBoard event files or their folder",
+    "CSV with a header, W&B's export of a panel, TensorBoard's CSV",
+)
 
 
-def read_text(text: str, name: str, logging_steps: int = 1) -> list[Log]:
-    """The runs in a text, in order; none if no format fits. Raises LogError for a damaged file."""
-    first = next((line.strip() for line in text.split("\n", 50) if line.strip()), "")
-    if _JSON.match(first):
-        return read_json(text, first, name)
-    of_verl = read_verl(text) if "step:" in text else []
-    if any(log.metrics for log in of_verl):  # a completion that a Trainer printed may look like verl's line
-        return of_verl
-    return read_trainer(text, logging_steps) or of_verl or read_csv(text, first, name)
+def read_text(text: Text) -> list[Table]:
+    """What the first reader finds that knows a metric, or else the first that knows the format; none if none does.
+
+    Raises LogError for a damaged file.
+    """
+    without: list[Table] = []
+    for reader in READERS:
+        tables = reader(text)
+        if any(table.chosen for table in tables):
+            return tables
+        without = without or tables
+    return without

@@ -2,18 +2,17 @@
 
 import csv
 import functools
-import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 
-import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.logs.names import NAMES, PREFIXES, STEP_NAMES, choose
-from grpo_lab.analysis.logs.rows import Columns, Log, make, of_frame, size
-from grpo_lab.analysis.logs.runs import logs_of
+from grpo_lab.analysis.logs.table import PREFIXES, STEP_NAMES, Columns, Table, choose, columns_of, fact
+from grpo_lab.analysis.logs.text import Text
 from grpo_lab.errors import LogError
+from grpo_lab.metrics import METRICS, OTHER_NAMES
 
 OF_TENSORBOARD = ["wall time", "step", "value"]
 _OF_A_RUN = re.compile(r"(?P<run>.+) - (?P<name>[^ ]+)$")
@@ -21,73 +20,66 @@ _BOUNDS = ("__MIN", "__MAX")
 _AGAIN = re.compile(r" ?\(\d+\)$")
 """A browser's mark behind the name of a file that is there already."""
 _TAG = re.compile(r"(?P<run>.*)-tag-(?P<tag>.*)$")
-_TAGS = {name.replace("/", "_"): name for name in sorted(NAMES - {"num_tokens"})}
+_NAMES = {*METRICS, *(name for names in OTHER_NAMES.values() for name in names)} - {"num_tokens"}
+_TAGS = {name.replace("/", "_"): name for name in sorted(_NAMES)}
 """Names as TensorBoard writes them in a file's name; its num_tokens may be a step's or those since the start."""
 _FUNCTION = re.compile(r"rewards_(.+)_mean$")
 _DASHES = re.compile(r"[\s|:-]*$")
 _OTHERS = ("eval", "val", "test", "ppo", "approx", "max", "min", "std", "old", "target")
 """Words before a metric's name that make it another metric."""
 
-Parts = dict[str, Columns]
-"""The columns of each run by its name, which is empty where a file has one run without a name."""
+
+def read_csv(text: Text) -> list[Table]:
+    """A CSV, or a notebook's table as Markdown, whose second line is dashes. Raises LogError for a damaged file."""
+    if " | " not in text.first:
+        return tables_in(text)
+    rows = (line.strip().strip("|").split("|") for line in text.said.split("\n") if not _DASHES.match(line))
+    return tables_in(replace(text, said="\n".join("\t".join(map(str.strip, cells)) for cells in rows)))
 
 
-def read_csv(text: str, first: str, name: str) -> list[Log]:
-    """The runs in a CSV; none if its first line names no metric. Raises LogError for a damaged file."""
-    if " | " in first:  # a notebook's table as Markdown, whose second line is dashes
-        text = "\n".join("\t".join(_cells(line)) for line in text.split("\n") if not _DASHES.match(line))
-        first = "\t".join(_cells(first))
-    format, parts, notes = parts_of(text, first, name)
-    if "" in parts and format == "CSV":
-        return logs_of(parts[""], format, notes, hides_nan=_of_a_callback(parts[""]))
-    return logs_of_parts(parts, format, notes)
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
-
-
-def logs_of_parts(parts: Parts, format: str, notes: Iterable[str] = ()) -> list[Log]:
-    """A log for each run of an export, with its name."""
-    said = [f"the export holds {len(parts)} runs: {', '.join(parts)}"] if len(parts) > 1 else []
-    both = (*notes, *said)
-    return [make(part, format, both, _of_a_callback(part), name=run) for run, part in parts.items() if choose(part)]
-
-
-def together(found: Iterable[Parts]) -> Parts:
-    """The runs of several exports, each with the columns that any of them has."""
-    runs: Parts = {}
-    for parts in found:
-        for run, columns in parts.items():
-            whole = runs.setdefault(run, {})
-            after = size(whole)
-            for name, (rows, numbers) in columns.items():
-                old = whole.get(name, (rows[:0], numbers[:0]))
-                whole[name] = (np.concatenate([old[0], rows + after]), np.concatenate([old[1], numbers]))
-    return runs
-
-
-def parts_of(text: str, first: str, name: str) -> tuple[str, Parts, list[str]]:
-    """The format of a CSV, its runs, and notes. Raises LogError for a damaged file, and one that is no log."""
-    separator, names = _header(first)
+def tables_in(text: Text) -> list[Table]:
+    """A table for each run of a CSV; none if its first line names no metric. Raises LogError for a damaged file."""
+    separator = max(",\t;", key=text.first.count)
+    names = _header(text.first, separator)
     if {"Name", "State"} <= set(names):
-        raise LogError(f"{name} is W&B's table of runs, with one row a run; export the panels of a run as CSV")
-    if of_tensorboard(first):
-        frame, notes = _frame(text, separator, name)
-        return "TensorBoard's CSV", _of_curve(frame, name), notes
+        raise LogError(f"{text.name} is W&B's table of runs, with one row a run; export the panels of a run as CSV")
+    read = functools.partial(_read, text, separator)
+    if [name.lower() for name in names] == OF_TENSORBOARD:
+        return [_of_curve(*read(), text.name)]
     if choose(match["name"] for each in names if (match := _OF_A_RUN.match(each)) and not each.endswith(_BOUNDS)):
-        frame, notes = _frame(text, separator, name)
-        axis = [] if names[0] in STEP_NAMES else [f"the axis {names[0]!r} is no step; the rows were counted"]
-        return "a W&B panel", _of_panel(of_frame(frame), names[0]), notes + axis
-    if choose(names):
-        frame, notes = _frame(text, separator, name)
-        return "CSV", {"": of_frame(frame)}, notes
-    return "CSV", {}, []
+        return _of_panel(*read(), names[0])
+    if not choose(names):
+        return []
+    columns, notes = read()
+    return [Table(columns, "csv", notes, hides_nan=_of_a_callback(columns))]
 
 
-def of_tensorboard(first: str) -> bool:
-    """Whether the first line of a CSV is that of TensorBoard's export."""
-    return [name.lower() for name in _header(first)[1]] == OF_TENSORBOARD
+def of_tensorboard(text: Text) -> bool:
+    """Whether a CSV is TensorBoard's export of one curve."""
+    return text.first.lower().split(",") == OF_TENSORBOARD
+
+
+def together(tables: Sequence[Table]) -> list[Table]:
+    """The runs of several exports, each with the columns that any of them has."""
+    runs: dict[str, Table] = {}
+    for table in tables:
+        known = runs.setdefault(table.name, replace(table, columns={}))
+        after = known.size
+        for name, column in table.columns.items():
+            moved = column.set_axis(column.index + after)
+            known.columns[name] = pd.concat([known.columns[name], moved]) if name in known.columns else moved
+    notes = [note for table in tables for note in table.notes]
+    return _of_runs({name: table.columns for name, table in runs.items()}, tables[0].format, notes) if tables else []
+
+
+def _of_runs(runs: dict[str, Columns], format: str, notes: Sequence = ()) -> list[Table]:
+    """A table for each run of an export that has a metric, with its name."""
+    told = [fact("runs_in_export", count=len(runs), names=", ".join(runs))] if len(runs) > 1 else []
+    return [
+        Table(columns, format, [*notes, *told], hides_nan=_of_a_callback(columns), one_run=True, name=name)
+        for name, columns in runs.items()
+        if choose(columns)
+    ]
 
 
 def _of_a_callback(names: Iterable[str]) -> bool:
@@ -95,48 +87,48 @@ def _of_a_callback(names: Iterable[str]) -> bool:
     return any(name.startswith(PREFIXES[0]) for name in names)
 
 
-def _header(first: str) -> tuple[str, list[str]]:
-    """The separator of a CSV, and the names in its first line."""
-    separator = max(",\t;", key=first.count)
-    return separator, [name.strip() for name in _fields(first, separator)]
-
-
-def _fields(line: str, separator: str) -> list[str]:
-    """The fields of a line; one if it is no CSV."""
+def _header(first: str, separator: str) -> list[str]:
+    """The names in the first line of a CSV; one if it is no CSV."""
     try:
-        return next(csv.reader([line], delimiter=separator), [])
+        return [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
     except csv.Error:
-        return [line]
+        return [first]
 
 
-def _frame(text: str, separator: str, name: str) -> tuple[pd.DataFrame, list[str]]:
-    """The table in a CSV, and a note if its last row is cut. An empty cell is None, and the text nan is NaN."""
-    read = functools.partial(pd.read_csv, sep=separator, skipinitialspace=True)
-    lines = text.lstrip("\n")
-    header, last, notes = lines.partition("\n")[0], lines[lines.rfind("\n") + 1 :], []
-    if last and len(_fields(last, separator)) < len(_fields(header, separator)):
-        lines, notes = lines.removesuffix(last), ["the last line is incomplete and was left out"]
+def _read(text: Text, separator: str) -> tuple[Columns, list]:
+    """The columns of a CSV, and a note if its last row is cut. An empty cell was not logged; the text nan is NaN."""
+    lines = text.said.lstrip("\n").split("\n")
     try:
-        frame = read(io.StringIO(lines), low_memory=False)
-        if frame.isna().to_numpy().any():
-            cells = read(io.StringIO(lines), dtype=str, keep_default_na=False)
-            frame = cells.astype(object).where(cells != "", None)
-    except ValueError as error:
-        raise LogError(f"{name}: damaged CSV, {error}; give the file as it was exported") from error
-    return frame, notes
+        names, *rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+    except csv.Error as error:
+        raise LogError(f"{text.name}: damaged CSV, {error}; give the file as it was exported") from error
+    rows, notes = [row for row in rows if row], []
+    for number, row in enumerate(rows, start=2):
+        if len(row) > len(names):
+            raise LogError(
+                f"{text.name}: damaged CSV, row {number} has {len(row)} cells of {len(names)}; give the file as it was "
+                "exported"
+            )
+    if lines[-1] and rows and len(rows[-1]) < len(names):
+        rows.pop()
+        notes.append(fact("cut"))
+    names = [name.strip() for name in names]
+    return columns_of(dict(zip(names, row, strict=False)) for row in rows), notes
 
 
-def _of_panel(columns: Columns, axis: str) -> Parts:
-    """The columns of each run in a W&B panel, whose names are "run - metric", without the bounds."""
-    runs: Parts = {}
+def _of_panel(columns: Columns, notes: list, axis: str) -> list[Table]:
+    """The runs in a W&B panel, whose names are "run - metric", without the bounds."""
+    if axis not in STEP_NAMES:
+        notes = [*notes, fact("no_axis", axis=repr(axis))]
+    runs: dict[str, Columns] = {}
     for name, column in columns.items():
         if (match := _OF_A_RUN.match(name)) and not name.endswith(_BOUNDS):
-            runs.setdefault(match["run"], {})[match["name"]] = column
-    shared = {axis: columns[axis]} if axis in STEP_NAMES and axis in columns else {}
-    return {run: shared | own for run, own in runs.items()}
+            shared = {axis: columns[axis]} if axis in STEP_NAMES and axis in columns else {}
+            runs.setdefault(match["run"], shared)[match["name"]] = column
+    return _of_runs(runs, "wandb_panel", notes)
 
 
-def _of_curve(frame: pd.DataFrame, name: str) -> Parts:
+def _of_curve(columns: Columns, notes: list, name: str) -> Table:
     """The one curve of TensorBoard's export, whose metric stands in the file's name. Raises LogError if it does not."""
     found = named_in(PurePath(name).name)
     if found is None:
@@ -145,8 +137,9 @@ def _of_curve(frame: pd.DataFrame, name: str) -> Parts:
             "the curve, as train_kl.csv, or give the folder of all curves"
         )
     run, metric = found
-    columns = of_frame(frame.set_axis(["wall_time", "step", metric], axis="columns"))
-    return {run: {key: column for key, column in columns.items() if key != "wall_time"}}
+    named = {key.lower(): column for key, column in columns.items()}
+    own = {new: named[old] for old, new in (("step", "step"), ("value", metric)) if old in named}
+    return Table(own, "tensorboard_csv", notes, hides_nan=_of_a_callback(own), one_run=True, name=run)
 
 
 def named_in(file: str) -> tuple[str, str] | None:

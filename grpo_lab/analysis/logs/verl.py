@@ -5,11 +5,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from grpo_lab.analysis.logs.crash import by_rows
-from grpo_lab.analysis.logs.rows import Log, Rows
-from grpo_lab.analysis.logs.runs import logs_of
-from grpo_lab.analysis.logs.settings import flat
-from grpo_lab.analysis.logs.uniform import NUMBER, pieces, table_of
+from grpo_lab.analysis.logs.beside import flat
+from grpo_lab.analysis.logs.table import Table, columns_of, fact
+from grpo_lab.analysis.logs.text import NUMBER, Text
+from grpo_lab.analysis.logs.tracebacks import by_rows
 
 _RECORD = re.compile(r"\bstep:\d+(?: -(?:[ \t]|$)|[ \t]*$)", re.MULTILINE)
 _LINE = re.compile(r"\bstep:\d+ - \S+:.*")
@@ -28,36 +27,23 @@ WIDTHS = range(70, 500)
 """Widths at which a terminal cuts a line in the middle of a word."""
 
 
-def read_verl(text: str) -> list[Log]:
-    """The runs in the console of verl; none if it holds no record."""
-    text = _unwrapped(text)
-    rows, notes = Rows(), []
-    for piece in pieces(text):
-        if not (lines := _LINE.findall(piece)):
-            continue
-        names = [part.rpartition(":")[0] for part in lines[0].split(" - ")]
-        words = ["step:", *(f",{name}:" for name in names[1:]), ""]
-        if (table := table_of("\n".join(lines).replace(" - ", ","), words, names)) is not None:
-            rows.add_table(table)
-            continue
-        found = [dict(_PAIR.findall(line)) for line in lines]
-        if piece.endswith(lines[-1]) and len(found) > 1 and _is_cut(*map(list, found[-2:])):
-            found.pop()
-            notes.append("the last line is incomplete and was left out")
-        for row in found:
-            rows.add(row)
-    crashes = by_rows(text, [line.start() for line in _LINE.finditer(text)]) if "Traceback" in text else {}
-    columns = rows.columns()
-    if ROUNDED in text and not columns["actor/lr"][1].any():  # older versions print three decimals
-        notes.append("actor/lr is rounded to 0.000 and was left out")
+def read_verl(text: Text) -> list[Table]:
+    """The console of verl."""
+    said = _unwrapped(text.said) if "step:" in text.said else ""
+    lines = list(_LINE.finditer(said))
+    rows = [dict(_PAIR.findall(line[0])) for line in lines]
+    notes = []
+    ends = len(rows) > 1 and said.endswith(lines[-1][0])
+    if ends and len(rows[-1]) < len(rows[-2]) and [*rows[-1]] == [*rows[-2]][: len(rows[-1])]:
+        rows.pop()
+        notes.append(fact("cut"))
+    columns = columns_of(rows)
+    if ROUNDED in said and not columns["actor/lr"].any():  # older versions print three decimals
         del columns["actor/lr"]
-    about = {"source": "verl", "crashes": crashes, "settings": _printed_settings(text)}
-    return logs_of(columns, "verl's console", notes, **about) if columns else []
-
-
-def _is_cut(before: list[str], last: list[str]) -> bool:
-    """Whether the last record has the names of the one before it, but not all."""
-    return len(last) < len(before) and last == before[: len(last)]
+        notes.append(fact("rate_rounded"))
+    crashes = by_rows(said, [line.start() for line in lines])
+    about = {"source": "verl", "crashes": crashes, "settings": _printed_settings(said)}
+    return [Table(columns, "verl_console", notes, **about)] if columns else []
 
 
 def _unwrapped(text: str) -> str:

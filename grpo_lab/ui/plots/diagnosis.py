@@ -13,6 +13,8 @@ from matplotlib.ticker import MaxNLocator
 from grpo_lab.analysis.diagnosis.causes import LEVELS
 from grpo_lab.analysis.diagnosis.findings import Evidence, Findings
 from grpo_lab.analysis.diagnosis.report import headline
+from grpo_lab.analysis.diagnosis.words import Words
+from grpo_lab.messages import ENGLISH
 from grpo_lab.metrics import METRICS, metric, of_run
 from grpo_lab.ui.plots import style
 from grpo_lab.ui.plots.scales import SCALES, placed, scale_of, set_scale
@@ -70,7 +72,7 @@ def _known(found: Findings) -> dict[str, pd.Series]:
 
 def _curves(runs: Sequence[Findings]) -> dict[str, Evidence | None]:
     """The metrics to draw, each with the evidence that it gives."""
-    told = [finding for found in runs for finding in found.findings if finding.cause.level != "note"]
+    told = [finding for found in runs for finding in found.named]
     told.sort(key=lambda finding: LEVELS.index(finding.cause.level))
     known = {name for found in runs for name in _known(found)}
     shown = {each.metric: each for each in (told[0].evidence if told else ()) if each.metric in known}
@@ -93,7 +95,7 @@ def _draw(axes: Axes, name: str, each: Sequence[pd.Series], shown: Evidence | No
         axes.plot(steps[~finite], heights[~finite], ls="none", marker="x", color=style.VERMILLION, ms=6, clip_on=False)
     if shown:
         axes.axvline(shown.step, color=style.VERMILLION, lw=1.2, ls="--")
-    said = f"{name}: {shown.says}" if shown else name
+    said = f"{name}: {Words(ENGLISH).symptom(shown)}" if shown else name
     axes.set_title(textwrap.shorten(said, 88, placeholder=" …"), fontsize=style.SMALL, loc="left")
     axes.set_xlabel("step", fontsize=style.SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

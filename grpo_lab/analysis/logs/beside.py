@@ -1,0 +1,133 @@
+"""What lies beside a log: the settings of its run (YAML, args.json, hydra's, an own config), and its crash."""
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.analysis.logs.table import Fact, fact
+from grpo_lab.analysis.logs.tracebacks import exceptions, last_exception, rows_of_metrics
+
+OF_TRAINING = frozenset(
+    ("learning_rate", "per_device_train_batch_size", "num_generations", "beta", "actor_rollout_ref", "rlhf_type")
+)
+"""A YAML or JSON file with none of these on top tells of something else."""
+DTYPE = "model.dtype"
+"""The setting that the number format in a checkpoint's config.json becomes."""
+NOT_READ = ("faults.", "guards.", "run.name.")
+"""Sections of an own run's config that tell of planted faults: a diagnosis is made without them."""
+LARGEST = 2**20
+"""Bytes of a file of settings, and of the end of a console."""
+DEEPEST, MOST = 8, 5000
+"""A file of settings that is deeper or longer, as one whose parts hold each other, is read that far."""
+CONSOLES = ("*.log", "*.out", "*.err", "*.txt", "*stderr*", "*stdout*")
+TOGETHER = 60
+"""Seconds between the last lines of one run's stdout and stderr, at most."""
+
+
+def settings_beside(log: Path) -> tuple[dict[str, Any], list[Fact]]:
+    """The settings beside a log, flat, under the framework's own names, and notes on files that were not used.
+
+    A file nearer to the log, and one that the training wrote itself, goes before another.
+    """
+    folder = log if log.is_dir() else log.parent
+    own = (folder / "events.jsonl").exists()
+    files = [folder / "config.json"] if own else [*_files(folder), *_files(folder.parent)]
+    found: dict[str, Any] = {}
+    notes: list[Fact] = []
+    for path in filter(Path.is_file, files):
+        try:
+            found = flat(_tree(path, own)) | found
+        except (OSError, ValueError, RecursionError) as error:
+            notes.append(fact("bad_settings", file=path.name, why=(str(error) or repr(error)).splitlines()[0]))
+    if own:
+        return {name: value for name, value in found.items() if not f"{name}.".startswith(NOT_READ)}, notes
+    places = (folder, *folder.glob("checkpoint-*"), folder.parent)
+    if not found.keys() - {DTYPE} and any((place / "training_args.bin").exists() for place in places):
+        notes.append(fact("pickle"))
+    return found, notes
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of settings in a folder, the most trustworthy first."""
+    yamls = sorted({*folder.glob("*.yaml"), *folder.glob("*.yml")})
+    # Of several, all of different runs perhaps, none is known to belong to the log.
+    given = [path for path in yamls if path.stem == "config"] if len(yamls) > 1 else yamls
+    return [folder / "args.json", folder / "config.json", folder / ".hydra" / "config.yaml", *given]
+
+
+def _tree(path: Path, own: bool) -> dict[str, Any]:
+    """The settings in a file; none in one that tells nothing of a training. Raises ValueError for a damaged file."""
+    if path.stat().st_size > LARGEST:
+        raise ValueError(f"it has more than {LARGEST:,} bytes")
+    text = path.read_text(encoding="utf-8-sig")
+    if path.suffix == ".json":
+        tree = json.loads(text)
+    else:
+        import yaml
+
+        try:
+            tree = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(str(error)) from error
+    if not isinstance(tree, dict):
+        return {}
+    if "model_type" in tree and "architectures" in tree:  # a checkpoint's
+        return {DTYPE: tree.get("dtype") or tree.get("torch_dtype")}
+    return tree if own or not OF_TRAINING.isdisjoint(tree) else {}
+
+
+def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree of settings as one dictionary of numbers, texts, and lists of them.
+
+    YAML reads 1e-6 as a text, and config.json may hold "inf": a text that is a number becomes one.
+
+    >>> flat({"lr": "1e-6", "model": {"dtype": "fp16", "args": {}}})
+    {'lr': 1e-06, 'model.dtype': 'fp16'}
+    """
+    known = itertools.islice(_leaves(tree, "", DEEPEST), MOST)
+    return {name: value for name, value in known if name}
+
+
+def _leaves(tree: Mapping[str, Any], before: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """The names and plain values in a tree; an empty name for every inner node, so that each one counts."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and depth:
+            yield "", None
+            yield from _leaves(value, f"{before}{name}.", depth - 1)
+        elif isinstance(value, str):
+            yield f"{before}{name}", _number(value)
+        elif value is None or isinstance(value, bool | int | float):
+            yield f"{before}{name}", value
+        elif isinstance(value, list | tuple) and all(isinstance(each, str | bool | int | float) for each in value):
+            yield f"{before}{name}", list(value)
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def crash_beside(log: Path) -> str:
+    """The exception at the end of the newest console text beside a log or its checkpoint; empty if there is none.
+
+    A newer console with metrics and without a traceback tells of a later run that went on.
+    """
+    folders = [log.parent, *([log.parent.parent] if log.parent.name.startswith("checkpoint-") else [])]
+    found = {path for folder in folders for pattern in CONSOLES for path in folder.glob(pattern) if path.is_file()}
+    went_on = -math.inf
+    for path in sorted(found, key=lambda path: (-path.stat().st_mtime, path.name)):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LARGEST))
+            text = file.read().decode("utf-8", errors="replace").replace("\r", "\n")
+        tracebacks, metrics = [at for at, _ in exceptions(text)], rows_of_metrics(text)
+        if tracebacks and tracebacks[-1] > max(metrics, default=-1):
+            newest = path.stat().st_mtime >= went_on - TOGETHER
+            return last_exception(text[max(metrics, default=0) :]) if newest else ""
+        if metrics:
+            went_on = max(went_on, path.stat().st_mtime)
+    return ""

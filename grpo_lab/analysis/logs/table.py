@@ -1,0 +1,378 @@
+"""The table of a log: rows of names and values become one log a run, its metrics under their names here.
+
+A reader of a format (`formats.READERS`) gives a `Table`; the rest is the same for every format: `runs_in` finds where
+another run begins, and `log_of` the metrics, the step of each row and the framework that wrote them.
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from grpo_lab import messages
+from grpo_lab.metrics import METRICS, OF_THE_MACHINE, OTHER_NAMES, of_objective, of_run
+from grpo_lab.paths import data_directory, read_toml
+
+Columns = dict[str, pd.Series]
+"""For each name its values; the index is the row. NaN was logged as NaN, and what was not logged is absent."""
+_NAMES = read_toml(data_directory() / "diagnosis" / "names.toml")
+STEP_NAMES, PREFIXES = tuple(_NAMES["step"]), tuple(_NAMES["prefixes"])
+_ONLY = {source: re.compile(pattern) for source, pattern in _NAMES["only"].items()}
+TRAINERS = ("trl", "ms-swift")
+"""Frameworks built on Hugging Face's Trainer, which replaces a loss of NaN in its log by a finite number."""
+CUMULATIVE = "num_tokens"
+"""Hugging Face's Trainer counts these from the start of the run; here they are counted for each step."""
+_FUNCTION = re.compile(r"rewards/(?P<name>.+?)(?P<mean>/mean)?$")
+FAR = 5
+"""Steps that a last row must go back to be the first of a new run, not one out of order."""
+TOO_MANY = 1000
+"""Rows out of order from which on they tell nothing."""
+
+
+class Fact(NamedTuple):
+    """Something to say about a log: the message log.<key> of data/messages, and its values."""
+
+    key: str
+    values: tuple[tuple[str, Any], ...] = ()
+
+    def said(self, language: str = messages.ENGLISH) -> str:
+        """The fact in words.
+
+        >>> fact("begins_at", step=7).said()
+        'the log begins at step 7'
+        """
+        return messages.text_in(language, f"log.{self.key}", **dict(self.values))
+
+
+def fact(key: str, **values: Any) -> Fact:
+    """A fact with its values."""
+    return Fact(key, tuple(values.items()))
+
+
+@dataclass(frozen=True)
+class Log:
+    """The metrics of one run by step. A NaN in a series was logged as NaN; a step that was not logged is absent."""
+
+    metrics: Mapping[str, pd.Series]
+    """By their name in `grpo_lab.metrics.METRICS`, or that of an objective, as kl/F; the index is the step."""
+    format: str = "table"
+    """The format as which the log was read: a key of log.format in data/messages."""
+    hides_nan: bool = False
+    """Whether the writer may replace a loss of NaN by a finite number, as Hugging Face's Trainer does."""
+    notes: tuple[Fact, ...] = ()
+    """Notes on the lines that were left out, and why."""
+    updates_a_row: int = 1
+    """The most updates in a row, whose metrics are means over them: the first row is not the start."""
+    source: str = ""
+    """The framework that wrote it: grpo_lab, trl, verl, openrlhf or ms-swift; empty if its names tell none."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings found in the log or beside it, flat, under the framework's own names, as model_init_kwargs.dtype."""
+    crash: str = ""
+    """The last exception of a traceback at the end of a console log; empty if there is none."""
+    functions: Mapping[str, pd.Series] = field(default_factory=dict)
+    """The mean of each reward function by its name; the index is the step."""
+    name: str = ""
+    """The name of the run in a file of several runs; empty if it has none."""
+
+    @cached_property
+    def steps(self) -> NDArray[np.int64]:
+        """Every step with a metric other than its time, in order, of shape (steps,)."""
+        indices = [series.index for name, series in self.metrics.items() if name not in OF_THE_MACHINE]
+        return functools.reduce(pd.Index.union, indices, pd.Index([], dtype=np.int64)).to_numpy(np.int64)
+
+    def format_in_words(self, language: str = messages.ENGLISH) -> str:
+        """The format as which the log was read, as "CSV"."""
+        return messages.text_in(language, f"log.format.{self.format}")
+
+    @property
+    def objectives(self) -> list[str]:
+        """The names of the objectives that have curves of their own."""
+        return [name.removeprefix("kl/") for name in self.metrics if name != "kl" == of_run(name)]
+
+    def of_objective(self, objective: str) -> "Log":
+        """The log with an objective's curves in place of the run's."""
+        run = {name: series for name, series in self.metrics.items() if name == of_run(name)}
+        own = {name: self.metrics.get(of_objective(name, objective), series) for name, series in run.items()}
+        return replace(self, metrics=own)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row a step, one column a metric; NaN also for values that were not logged."""
+        return pd.DataFrame(dict(self.metrics), index=pd.Index(self.steps, name="step")).reset_index()
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a reader found in a log: its columns, and what else the text tells. See `Log` for the other fields."""
+
+    columns: Columns
+    format: str
+    notes: Sequence[Fact] = ()
+    source: str = ""
+    hides_nan: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    crashes: Mapping[int, str] = field(default_factory=dict)
+    """The exceptions of a console's tracebacks, by the number of rows before each."""
+    starts: Sequence[int] = ()
+    """The numbers of rows before each start of a training that a console shows."""
+    count_by: int = 0
+    """Rows without a step are counted from 0, or from this number in steps of it."""
+    one_run: bool = False
+    """Whether all rows are of one run, whatever their numbers tell."""
+    name: str = ""
+    updates_a_row: int = 1
+
+    @property
+    def size(self) -> int:
+        """The number of rows."""
+        return 1 + max(
+            (int(column.index.to_numpy().max()) for column in self.columns.values() if len(column)), default=-1
+        )
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """For each metric its name in the table."""
+        return choose(self.columns, self.source)
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> Columns:
+    """The columns of rows; what is no number, or no text of one such as "nan" or "Infinity", was not logged.
+
+    >>> columns_of([{"kl": "0.5", "note": "x"}, {"kl": None}])["kl"].to_dict()
+    {0: 0.5}
+    """
+    found: dict[str, dict[int, float]] = {}
+    for place, row in enumerate(rows):
+        for name, value in row.items():
+            try:
+                number = float(value)
+            except (ValueError, TypeError, OverflowError):
+                continue
+            found.setdefault(name, {})[place] = number
+    return {name: pd.Series(values, dtype=np.float64) for name, values in found.items()}
+
+
+def columns_of_frame(frame: pd.DataFrame) -> Columns:
+    """The columns of a frame. None and pd.NA mean not logged, NaN means logged as NaN; see also `Session.records`."""
+    if frame.index.name in STEP_NAMES:
+        frame = frame.reset_index()
+    columns: Columns = {}
+    for place, name in enumerate(map(str, frame.columns)):  # a name may be there twice
+        values = frame.iloc[:, place]
+        if isinstance(values.dtype, np.dtype) and values.dtype.kind in "fiu":
+            logged = ~frame.index.isin(frame.attrs.get("not_logged", {}).get(name, ()))
+            columns[name] = pd.Series(values.to_numpy(np.float64)).loc[logged]
+        elif not pd.api.types.is_bool_dtype(values.dtype):
+            known = values.astype(object).where(values.notna(), None)
+            columns |= columns_of({name: value} for value in known)
+    return columns
+
+
+def without_blank_rows(columns: Columns) -> Columns:
+    """The columns without the rows that hold no number: `Session.records` has one for a step that a crash cut short."""
+    measures = [columns[name] for metric, name in choose(columns).items() if metric not in OF_THE_MACHINE]
+    filled = _rows([column.dropna() for column in measures])
+    return {name: column.loc[column.index.isin(filled)] for name, column in columns.items()}
+
+
+def bare(name: str) -> str:
+    """The name without a callback's prefix, and without the blanks and words of a notebook's table.
+
+    >>> bare("train/kl"), bare("rewards / right / mean"), bare("Training Loss")
+    ('kl', 'rewards/right/mean', 'loss')
+    """
+    name = name.replace(" / ", "/") if name != "Training Loss" else "loss"
+    return next((name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)), name)
+
+
+def choose(names: Iterable[str], source: str = "") -> dict[str, str]:
+    """For each metric that was logged, of the run or of one objective, its name in the log of a source, if it is known.
+
+    >>> choose(["train/kl", "critic/score/mean", "critic/rewards/mean", "perf/mfu/actor"])
+    {'reward': 'critic/rewards/mean', 'kl': 'train/kl'}
+    """
+    logged = {bare(name): name for name in reversed(list(names))}
+    cumulative = (source or source_of(logged.values())) in TRAINERS
+    chosen = {}
+    for metric in METRICS:
+        found = [name for name in (metric, *OTHER_NAMES.get(metric, ())) if name in logged]
+        if found and not (cumulative and metric == CUMULATIVE):
+            chosen[metric] = logged[found[0]]
+    # TRL's names are as long, as in reward/std; an objective of ours has a KL and a reward.
+    objectives = [name.removeprefix("kl/") for name in logged if name.startswith("kl/") and name not in METRICS]
+    each = [of_objective(metric, one) for one in objectives if f"reward/{one}" in logged for metric in METRICS]
+    return chosen | {name: logged[name] for name in each if name in logged}
+
+
+def source_of(names: Iterable[str]) -> str:
+    """The framework that gives metrics these names; empty if they tell none.
+
+    >>> source_of(["actor/grad_norm", "step"]), source_of(["train/kl", "train/epoch"]), source_of(["kl"])
+    ('verl', 'trl', '')
+    """
+    written = {each for name in names for each in (name, bare(name))}
+    return next((source for source, only in _ONLY.items() if any(map(only.match, written))), "")
+
+
+def reward_functions(names: Iterable[str]) -> dict[str, str]:
+    """For each reward function its name in the log: rewards/<name>/mean, or rewards/<name> of older TRL.
+
+    >>> reward_functions(["train/rewards/right/mean", "rewards/right/std", "rewards/short"])
+    {'right': 'train/rewards/right/mean', 'short': 'rewards/short'}
+    """
+    found = [(match, name) for name in names if (match := _FUNCTION.match(bare(name)))]
+    means = {match["name"]: name for match, name in found if match["mean"]}
+    own = {match["name"]: name for match, name in found if not match["mean"]}
+    return means | {each: name for each, name in own.items() if each.removesuffix("/std") not in means}
+
+
+def runs_in(table: Table) -> list[Log]:
+    """The runs in a table, in order, each with a note on its place if there are several."""
+    if table.one_run:
+        return [log_of(table)]
+    edges = [0, *_restarts(table), table.size]
+    logs = []
+    for low, high in itertools.pairwise(edges):
+        own = {name: column.loc[low : high - 1] for name, column in table.columns.items()}
+        own = {name: column.set_axis(column.index - low) for name, column in own.items()}
+        logs.append(replace(log_of(replace(table, columns=own)), crash=table.crashes.get(high, "")))
+    if len(logs) > 1:
+        told = [fact("runs", count=len(logs), number=number) for number in range(1, len(logs) + 1)]
+        logs = [replace(log, notes=(*log.notes, said)) for log, said in zip(logs, told, strict=True)]
+    return logs
+
+
+def log_of(table: Table) -> Log:
+    """The log in the rows of one run: metrics by their names here, one value a step; of several values the last.
+
+    Where no source is given, or TRL, the names may tell another one that uses the same Trainer.
+    """
+    columns = {name: column for name, column in table.columns.items() if len(column)}
+    chosen = choose(columns, table.source)
+    steps = _steps(columns, chosen, table)
+    metrics = {metric: _by_step(columns[name], steps, metric) for metric, name in chosen.items()}
+    for metric in ("reward", "kl"):  # a log may hold them for each objective alone
+        own = [series for name, series in metrics.items() if name != metric == of_run(name)]
+        if own and metric not in metrics:
+            broken = {step for series in own for step in series.index[series.isna().to_numpy()]}
+            mean = pd.concat(own, axis=1).mean(axis=1)  # of the objectives that a step has: they may take turns
+            metrics[metric] = mean.where(~mean.index.isin(broken)).rename(metric)
+    functions = {name: _by_step(columns[column], steps, name) for name, column in reward_functions(columns).items()}
+    repeated = max((int(series.index.duplicated().sum()) for series in metrics.values()), default=0)
+    source = table.source if table.source not in ("", "trl") else source_of(columns) or table.source
+    return Log(
+        {name: _last_of_each_step(series) for name, series in metrics.items()},
+        table.format,
+        table.hides_nan or source in TRAINERS,
+        (*table.notes, *([fact("repeated", count=f"{repeated:,}")] if repeated else [])),
+        table.updates_a_row,
+        source,
+        table.settings,
+        functions={name: _last_of_each_step(series) for name, series in functions.items()},
+        name=table.name,
+    )
+
+
+def _by_step(column: pd.Series, steps: pd.Series, name: str) -> pd.Series:
+    """The values of a column by step, in the order of their rows; rows without a step are left out."""
+    at = steps.reindex(column.index)
+    known = at.abs() < 2**53  # a larger float is no exact number of a step
+    return pd.Series(
+        column.loc[known].to_numpy(), index=pd.Index(at.loc[known].astype(np.int64), name="step"), name=name
+    )
+
+
+def _last_of_each_step(series: pd.Series) -> pd.Series:
+    return series.loc[~series.index.duplicated(keep="last")].sort_index()
+
+
+def _rows(columns: Sequence[pd.Series]) -> NDArray[np.int64]:
+    """The rows that hold one of the columns, in order."""
+    return np.unique(np.concatenate([column.index for column in columns])) if columns else np.array([], dtype=np.int64)
+
+
+def _steps(columns: Columns, chosen: Mapping[str, str], table: Table) -> pd.Series:
+    """The step of every row that has one; rows are counted if no column has steps.
+
+    The first column counts that has a step for at least half of the measured rows.
+    """
+    measured = _rows([columns[name] for name in chosen.values()])
+    for name in STEP_NAMES:
+        if name in columns and 2 * np.isin(measured, columns[name].index).sum() >= len(measured):
+            return columns[name].loc[np.isfinite(columns[name])]
+    return pd.Series(np.arange(table.size, dtype=np.float64) * (table.count_by or 1) + table.count_by)
+
+
+def _restarts(table: Table) -> list[int]:
+    """The rows at which a new run begins, without the first one.
+
+    The first counter that was logged decides. Where there is none, all of epoch, learning rate and console tell.
+    """
+    columns, chosen = table.columns, table.chosen
+    measured = _rows([columns[name] for name in chosen.values()])
+    named = {bare(name): name for name in columns} | {name: name for name in STEP_NAMES if name in columns}
+
+    def counted(name: str) -> pd.Series | None:
+        """The column of a counter that most of the measured rows have, and that varies."""
+        if name not in named:
+            return None
+        column = columns[named[name]]
+        column = column.loc[column.index.isin(measured) & np.isfinite(column)]
+        return column if 2 * len(column) >= len(measured) > 0 and column.min() < column.max() else None
+
+    for name in (*STEP_NAMES, CUMULATIVE):
+        if name not in chosen and (column := counted(name)) is not None:
+            return list(_falls(column, 1 if name in STEP_NAMES else 2))
+    places = {start for start in table.starts if 0 < start < table.size}
+    if (epoch := counted("epoch")) is not None:
+        places.update(_falls(epoch, 2))
+    if (rate := counted("learning_rate")) is not None:
+        places.update(_schedule_restarts(rate))
+    return [place for place in sorted(places) if place - 1 not in places]  # a last rate of 0 before a first one of 0
+
+
+def _falls(column: pd.Series, slack: int) -> Iterator[int]:
+    """Yield the rows at which values that grow start again from about their beginning.
+
+    A run that was resumed goes back a little, and repeats some values; a row out of order is followed by the next.
+    """
+    values, rows, first = column.to_numpy(), column.index.to_numpy(), 0
+    places = np.flatnonzero(values[1:] < values[:-1]) + 1
+    disordered = 3 * len(places) > len(values) or len(places) > TOO_MANY
+    for place in () if disordered else places:
+        before, after = values[first:place], values[place:]
+        pace = float(np.median(np.diff(before))) if len(before) > 1 else 0.0
+        ahead = after[1] - after[0] if len(after) > 1 else 0.0
+        if len(after) == 1:
+            alone = before.max() - after[0] < FAR * pace
+        else:
+            alone = before.max() < after[1] <= before.max() + pace
+        if ahead >= 0 and after[0] <= max(before[0], slack * max(pace, ahead)) and not alone:
+            yield int(rows[place])
+            first = int(place)
+
+
+def _schedule_restarts(column: pd.Series) -> Iterator[int]:
+    """Yield the rows at which a schedule starts again that rises at most once and then falls at most once.
+
+    A rate that rises after it fell is a new start, but for one that jumps to the peak after a warm-up: a cosine with
+    restarts. A rate that falls to the first value at once and rises from there is a new warm-up.
+    """
+    rates, rows, fell = column.to_numpy(), column.index.to_numpy(), False
+    first = peak = rates[0]
+    for place in range(1, len(rates) - 1):
+        before, now, after = rates[place - 1 : place + 2]
+        to_the_start = now <= first < before and after > now
+        cosine = first < now == peak
+        if to_the_start or (fell and now > before and not cosine):
+            yield int(rows[place])
+            first, peak, fell = now, now, False
+        else:
+            peak, fell = max(peak, now), fell or now < before

@@ -1,0 +1,65 @@
+"""The text of a log, unpacked, as a reader of a format gets it."""
+
+import codecs
+import gzip
+import json
+import sys
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.errors import LogError
+
+STDIN = "-"
+_MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+"""PowerShell's > writes UTF-16 with such a mark."""
+NUMBER = r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of one file."""
+
+    said: str
+    name: str
+    """The path of the file."""
+    logging_steps: int = 1
+    """The steps between two rows, as settings beside the log tell."""
+
+    @cached_property
+    def first(self) -> str:
+        """The first line that is not blank."""
+        return next((line.strip() for line in self.said.split("\n", 50) if line.strip()), "")
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file, or of the standard input for "-", unpacked if they are packed by gzip.
+
+    Raises LogError for a damaged archive.
+    """
+    data = sys.stdin.buffer.read() if str(path) == STDIN else path.read_bytes()
+    if not data.startswith(b"\x1f\x8b"):
+        return data
+    try:
+        return gzip.decompress(data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise LogError(f"{path}: damaged gzip, {error}; `gzip -dc {path} > log` unpacks the rest") from error
+
+
+def decoded(data: bytes, name: str) -> str:
+    """The text in the bytes of a file, with \\n at the end of each line. Raises LogError for a binary file."""
+    encoding = next((each for mark, each in _MARKS.items() if data.startswith(mark)), "utf-8-sig")
+    text = data.decode(encoding, errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    if "\0" in text[:10_000]:
+        raise LogError(f"{name} is a binary file, no log; give the text that the trainer wrote")
+    return text
+
+
+def parsed(text: str) -> Any:
+    """The value of a JSON text, or None if it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
