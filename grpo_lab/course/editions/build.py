@@ -244,7 +244,8 @@ def _cell_faults(cell: Any) -> Iterator[str]:
         yield f"`%%{MAGIC} <name>` must be its first line"
     try:
         shown, solved = reference(cell.source), solutions(cell.source)
-        _compiles(cell)
+        for text in (shown, learners(cell.source)) if _exercise_name(cell) else ():
+            compile(text.partition("\n")[2], "the exercise", "exec")
     except (Malformed, SyntaxError) as error:
         yield str(error)
         return
@@ -257,10 +258,3 @@ def _cell_faults(cell: Any) -> Iterator[str]:
     lines = len(shown.strip("\n").split("\n"))
     if lines > MAX_LINES and DATA not in _tags(cell):
         yield f"{lines} lines; at most {MAX_LINES}, unless it is a table tagged {DATA!r}"
-
-
-def _compiles(cell: Any) -> None:
-    """Compile both editions of an exercise; raises SyntaxError where one is not Python."""
-    if _exercise_name(cell):
-        for text in (reference(cell.source), learners(cell.source)):
-            compile(text.partition("\n")[2], "the exercise", "exec")
