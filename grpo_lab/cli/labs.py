@@ -121,10 +121,7 @@ def nbgrader(
 
 @labs_app.command("open", example="labs open --no-browser")
 def open_labs(browser: Browser = True, language: Language = None) -> None:
-    """Open the labs in JupyterLab: copies in the folder work/, which git ignores; copies that are there are kept.
-
-    Labs of your own, in the folder that GRPO_LAB_DATA names, are copied too.
-    """
+    """Open the labs, and your own in GRPO_LAB_DATA, in JupyterLab: copies in work/; those there are kept."""
     here = _copied(labs_folder(), spoken(language))
     if own := own_directory():
         _copy_own(own / "labs", here, spoken(language))

@@ -3,8 +3,7 @@
 import copy
 import inspect
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -94,41 +93,27 @@ def calls(check: Function, module: ModuleType, inputs: Sequence[Mapping[str, Any
     if not callable(function):
         defined = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise NotYet(f"no function named {check.name}; defined are {', '.join(defined) or 'none'}")
-    for each in inputs[:1]:  # the probe calls it alike for all of them
-        _fits(check, function, copy.deepcopy(dict(each)))
-    return [called(check, function, module, copy.deepcopy(dict(each))) for each in inputs]
+    fitting = _fitting(check.name, function)
+    return [called(check, fitting, module, copy.deepcopy(dict(each))) for each in inputs]
 
 
-class _Asked(Exception):
-    """Raised in place of the answer's function, once its arguments are known."""
-
-
-def _fits(check: Function, function: Any, inputs: Mapping[str, Any]) -> None:
-    """Raise NotYet unless the function's parameters take the call that the check's probe makes."""
-    args, named = _arguments(check, inputs)
+def _fitting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which raises NotYet where its parameters do not take the call that a probe makes."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # a function of C tells no parameters; the calls show whether it fits
-        return
-    try:
-        signature.bind(*args, **named)
-    except TypeError:
-        call = ", ".join([*(f"<{type(each).__name__}>" for each in args), *named])
-        got = f"{check.name}({', '.join(signature.parameters)}) cannot be called as {check.name}({call})"
-        raise NotYet(f"{got}; keep the parameters that the cell came with") from None
+        return function
 
+    def fitting(*args: Any, **named: Any) -> Any:
+        try:
+            signature.bind(*args, **named)
+        except TypeError:
+            call = ", ".join([*(f"<{type(each).__name__}>" for each in args), *named])
+            got = f"{name}({', '.join(signature.parameters)}) cannot be called as {name}({call})"
+            raise NotYet(f"{got}; keep the parameters that the cell came with") from None
+        return function(*args, **named)
 
-def _arguments(check: Function, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional arguments and those by name in the call that the check's probe makes."""
-    made: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def ask(*args: Any, **named: Any) -> None:
-        made.append((args, named))
-        raise _Asked
-
-    with suppress(_Asked):
-        check.probe(ask, inputs)
-    return made[0]
+    return fitting
 
 
 def values(check: Values, module: ModuleType) -> dict[str, Given]:
@@ -194,9 +179,11 @@ def _scalar(value: Any) -> Any:
 
 
 def called(check: Function, function: Any, module: ModuleType, inputs: Mapping[str, Any]) -> Given:
-    """The result of the check's function for one test input, which it may change."""
+    """The result of the check's function for one test input, which it may change. Raises NotYet as `calls` does."""
     try:
         return _plain_or_not(check.probe(function, inputs))
+    except NotYet:
+        raise
     except (Exception, SystemExit) as error:
         return Given(error=user_code.said(error, str(module.__file__)))
 

@@ -17,7 +17,7 @@ from grpo_lab.course import answers
 from grpo_lab.course.answers import Answer, Given, NotPlain
 from grpo_lab.course.compare import OfForm, differs, shown, shown_apart
 from grpo_lab.course.exercises import Case, Exercise, Finding, Function, Mistake, Values
-from grpo_lab.course.relations import applied
+from grpo_lab.course.relations import applied, mapped
 from grpo_lab.course.time_limit import time_limit
 from grpo_lab.errors import GrpoLabError, NotYet
 
@@ -146,21 +146,16 @@ def _known(check: Function, pairs: Sequence[tuple[Case, Given]]) -> str:
 
 def _without_tensors(given: Given) -> Given:
     """The result with each one-element tensor as a number: `==` with a tensor gives no bool, and judges use `==`."""
+
+    def number(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.shape:
+            raise NotPlain(f"a tensor of shape {tuple(value.shape)}; give numbers, or a list of them")
+        return value.item() if isinstance(value, Tensor) else value
+
     try:
-        return Given(_numbers(given.value), given.error)
+        return Given(mapped(given.value, number), given.error)
     except NotPlain as error:
         return Given(error=str(error))
-
-
-def _numbers(value: Any) -> Any:
-    """The value with numbers for tensors. Raises NotPlain for a tensor with more than one element."""
-    if isinstance(value, Tensor):
-        if value.shape:
-            raise NotPlain(f"a tensor of shape {tuple(value.shape)}; give numbers, or a list of them")
-        return value.item()
-    if isinstance(value, dict):
-        return {key: _numbers(item) for key, item in value.items()}
-    return type(value)(map(_numbers, value)) if isinstance(value, tuple | list) else value
 
 
 def _about_values(check: Values, given: Mapping[str, Given], seed: int) -> list[Finding]:

@@ -15,10 +15,7 @@ SEEDS = range(5)
 
 
 def fault(answer: KnownAnswer, folder: Path, seeds: Sequence[int] = ()) -> str:
-    """What is wrong with a row of answers.toml in the folder of its lab, in a sentence; empty for a good one.
-
-    Without `seeds`, a function is tried with SEEDS, and values, whose check may train, with the first of them.
-    """
+    """What is wrong with a row of answers.toml in the folder of its lab, in a sentence; empty for a good one."""
     try:
         module = user_code.execute(folder / FILE, NotYet, source=answer.source)
     except NotYet as error:

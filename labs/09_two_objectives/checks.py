@@ -24,6 +24,16 @@ def _generator(seed: int) -> torch.Generator:
 Gradients = Sequence[Tensor | None]
 
 
+def _cosine(first: Gradients, second: Gradients) -> float:
+    """The cosine of two gradients, each a list of one tensor or None for each parameter."""
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
+    product = sum(float((a.double() * b.double()).sum()) for a, b in pairs)
+    sizes = [
+        math.sqrt(sum(float(g.double().square().sum()) for g in each if g is not None)) for each in (first, second)
+    ]
+    return product / (sizes[0] * sizes[1] or 1.0)
+
+
 def _cosine_cases(seed: int) -> Sequence[Case]:
     generator = _generator(seed)
 
@@ -43,7 +53,7 @@ def _cosine_cases(seed: int) -> Sequence[Case]:
         (broken, second, "nan_gradient"),
     ]
     given = [(TEXTS[key][0], {"first": one, "second": two}, TEXTS[key][1]) for one, two, key in rows]
-    return cases_by(pages.solved(__file__, "cosine").cosine, given)
+    return cases_by(_cosine, given)
 
 
 def _swapped(case: Case, draw: random.Random) -> Case:
@@ -129,6 +139,15 @@ def _renamed(case: Case, draw: random.Random) -> Case:
 # PCGrad --------------------------------------------------------------------------------------------------------------
 
 
+def _without_conflict(f: Tensor, h: Tensor) -> Tensor:
+    """The sum (D,) of two gradients (D,), each without its part against the other one."""
+    product = f.double() @ h.double()
+    if not product < 0:
+        return f + h
+    parts = f * (1 - product / f.double().square().sum()) + h * (1 - product / h.double().square().sum())
+    return parts.to(f.dtype)
+
+
 def _conflict_cases(seed: int) -> Sequence[Case]:
     f, other = torch.randn(2, 6, generator=_generator(seed))
     across = other - (other @ f) / (f @ f) * f
@@ -143,7 +162,7 @@ def _conflict_cases(seed: int) -> Sequence[Case]:
         (f, broken, "broken"),
     ]
     given = [(TEXTS[key][0], {"f": one, "h": two}, TEXTS[key][1]) for one, two, key in rows]
-    return cases_by(pages.solved(__file__, "without_conflict").without_conflict, given)
+    return cases_by(_without_conflict, given)
 
 
 def _more_weights(case: Case, draw: random.Random) -> Case:

@@ -134,7 +134,7 @@ def made(folder: Path, name: str, edition: str, language: str = ENGLISH) -> Any:
 def _cells(source: Sequence[Any], name: str, page: LabPage | None, edition: str, language: str) -> Iterator[Any]:
     """The cells of an edition, with ids from the place in the source or from the exercise."""
     for number, cell in enumerate(source):
-        exercise = _exercise_of(cell, page)
+        exercise = page.exercises.get(_exercise_name(cell)) if page else None
         if edition != INSTRUCTOR and INSTRUCTOR in _tags(cell):
             continue
         if page and exercise:
@@ -159,9 +159,8 @@ def heading(exercise: Exercise, language: str) -> str:
     """The heading of an exercise, and a line of facts."""
     kind = text_in(language, f"notebook.kind.{exercise.kind}")
     facts = {"minutes": exercise.minutes, "stars": stars(exercise.difficulty), "kind": kind}
-    return f"### {text_in(language, 'notebook.exercise', title=exercise.title)}\n\n" + text_in(
-        language, "notebook.facts", **facts
-    )
+    title = text_in(language, "notebook.exercise", title=exercise.title)
+    return f"### {title}\n\n{text_in(language, 'notebook.facts', **facts)}"
 
 
 def hints(exercise: Exercise, language: str) -> str:
@@ -173,11 +172,7 @@ def hints(exercise: Exercise, language: str) -> str:
 
 
 def stars(difficulty: int) -> str:
-    """The difficulty as a row of three stars.
-
-    >>> stars(2)
-    '★★☆'
-    """
+    """The difficulty as a row of three stars, as in ★★☆."""
     return "★" * difficulty + "☆" * (3 - difficulty)
 
 
@@ -192,12 +187,6 @@ def new_cell(kind: str, identity: str, source: str, tags: Sequence[str] = ()) ->
 
 def _tags(cell: Any) -> list[str]:
     return list(cell.metadata.get("tags", []))
-
-
-def _exercise_of(cell: Any, page: LabPage | None) -> Exercise | None:
-    """The exercise of a cell, or None."""
-    name = _exercise_name(cell)
-    return page.exercises.get(name) if page and name else None
 
 
 def _exercise_name(cell: Any) -> str:
@@ -244,7 +233,8 @@ def _cell_faults(cell: Any) -> Iterator[str]:
         yield f"`%%{MAGIC} <name>` must be its first line"
     try:
         shown, solved = reference(cell.source), solutions(cell.source)
-        _compiles(cell)
+        for text in (shown, learners(cell.source)) if _exercise_name(cell) else ():
+            compile(text.partition("\n")[2], "the exercise", "exec")
     except (Malformed, SyntaxError) as error:
         yield str(error)
         return
@@ -257,10 +247,3 @@ def _cell_faults(cell: Any) -> Iterator[str]:
     lines = len(shown.strip("\n").split("\n"))
     if lines > MAX_LINES and DATA not in _tags(cell):
         yield f"{lines} lines; at most {MAX_LINES}, unless it is a table tagged {DATA!r}"
-
-
-def _compiles(cell: Any) -> None:
-    """Compile both editions of an exercise; raises SyntaxError where one is not Python."""
-    if _exercise_name(cell):
-        for text in (reference(cell.source), learners(cell.source)):
-            compile(text.partition("\n")[2], "the exercise", "exec")

@@ -5,17 +5,8 @@ from pathlib import Path
 
 from grpo_lab.analysis.markdown import render
 from grpo_lab.course import pages
-from grpo_lab.course.editions.build import (
-    LEARNER,
-    chosen,
-    has_exercises,
-    lab_names,
-    notebook,
-    place,
-    stale,
-    stars,
-    write,
-)
+from grpo_lab.course.editions import build
+from grpo_lab.course.editions.build import LEARNER, chosen, has_exercises, lab_names, notebook, place, stale, write
 from grpo_lab.errors import DataError
 from grpo_lab.messages import ENGLISH, text_in
 
@@ -74,4 +65,10 @@ def _listed(paths: Sequence[Path]) -> str:
 def _row(folder: Path, language: str) -> Sequence[str]:
     page = pages.in_language(pages.page(folder), language)
     points = sum(exercise.points for exercise in page.exercises.values())
-    return f"[{page.title}]({page.name}.ipynb)", str(page.minutes), stars(page.difficulty), str(points), page.summary
+    return (
+        f"[{page.title}]({page.name}.ipynb)",
+        str(page.minutes),
+        build.stars(page.difficulty),
+        str(points),
+        page.summary,
+    )
