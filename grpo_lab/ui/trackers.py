@@ -123,6 +123,10 @@ def numbers_of(event: Stepped) -> dict[str, float]:
 class TensorBoard(Writing):
     """Event files in the run's folder, under `tensorboard`."""
 
+    def __init__(self, record: Record) -> None:
+        super().__init__(record)
+        self._writer: Any = None
+
     def _begin(self, again_from: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -152,6 +156,11 @@ class WandB(Writing):
     Steps that it has already are left out; both points of a step that was made twice stay.
     """
 
+    def __init__(self, record: Record) -> None:
+        super().__init__(record)
+        self._run: Any = None
+        self._from = 0
+
     def _begin(self, again_from: int | None = None) -> None:
         if not self._begun:
             self._init()
@@ -162,7 +171,7 @@ class WandB(Writing):
         import wandb  # pyright: ignore[reportMissingImports]
 
         folder = self.record.directory
-        self._run: Any = wandb.init(
+        self._run = wandb.init(
             project=PROJECT,
             name=folder.name,
             id=_identity(folder),
@@ -186,6 +195,10 @@ class WandB(Writing):
 
 class Trackio(Writing):
     """A run of trackio, in its own local database; both points of a step that was made twice stay."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__(record)
+        self._trackio: Any = None
 
     def _begin(self, again_from: int | None = None) -> None:
         import trackio  # pyright: ignore[reportMissingImports]

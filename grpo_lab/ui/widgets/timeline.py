@@ -63,6 +63,10 @@ class Timeline:
     def __init__(self, muted: parts.Muted, moved: Callable[[], None]) -> None:
         self._moved, self._muted, self._lock = moved, muted, threading.RLock()
         self._exact, self._ticked, self.playing = 0.0, 0.0, False
+        self.history, self.live = History(), False
+        self.length = 0
+        """The number of steps of a run that is over."""
+        self.whole = self.history.screen()
         style = {"description_width": "initial"}
         layout = {"flex": "1 1 200px", "min_width": "160px"}
         words = {"description": text("panel.time"), "tooltip": text("panel.time_help")}
@@ -74,14 +78,13 @@ class Timeline:
         words = {"description": text("panel.speed"), "style": style, "layout": {"width": "190px"}}
         self.speed = ipywidgets.Dropdown(options=speeds, value=2, **words).add_class("grpo-lab-speed")
         self.widget = parts.box("row", [self._button, self.slider, self.speed])
-        self.load(History())
+        self.load(self.history)
 
     def load(self, history: History, live: bool = False) -> None:
         """Show all of a run; one that is `live` is followed, and cannot be moved in."""
         with self._lock:
             self.history, self.live = history, live
             self.length = 0 if live else len(history)
-            """The number of steps of a run that is over."""
             self.whole = history.screen()
             self._exact = float(self.length)
             self._set_playing(False)
