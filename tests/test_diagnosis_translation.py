@@ -9,21 +9,18 @@ import pytest
 import grpo_lab.analysis
 from grpo_lab import diagnose, messages
 from grpo_lab.analysis.diagnosis.algorithm import FIELDS
-from grpo_lab.analysis.diagnosis.causes import LEVELS, known_causes, known_suspects, known_symptoms
+from grpo_lab.analysis.diagnosis.causes import known_causes, known_suspects, known_symptoms
 from grpo_lab.analysis.diagnosis.findings import DetectedCause, Evidence, Findings, PossibleCause
 from grpo_lab.analysis.diagnosis.layout import WIDTH, columns, width, wrapped
-from grpo_lab.analysis.diagnosis.report import HEAD, html, text
+from grpo_lab.analysis.diagnosis.report import html, text
 from grpo_lab.analysis.diagnosis.symptoms import Unknown
 from grpo_lab.analysis.logs import from_dicts
 from grpo_lab.analysis.logs.table import fact
-from grpo_lab.paths import data_directory
 from grpo_lab.runs.recordings import find
 
 ANALYSIS = Path(str(grpo_lab.analysis.__file__)).parent
 OTHERS = [name for name in messages.languages() if name != messages.ENGLISH]
 LANGUAGE = pytest.mark.parametrize("language", OTHERS)
-READ = ("diagnosis/report.py", "diagnosis/comparison.py", "diagnosis/words.py", "trl_callback.py")
-"""The modules that say fixed phrases."""
 ENGLISH = re.compile(r"[a-z]{2,} (?=[a-z]{2,})")
 NUMBERS = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
 CODE = re.compile(r"all\(.* for p in .*\(\)\)|`[^`]*`|grpo-lab .*|\b[\w.]+=[^\s；）]+|\w+\([^)]*\)")
@@ -46,23 +43,6 @@ def texts():
 @LANGUAGE
 def test_every_text_has_a_translation_and_no_other_is_there(language):
     assert messages.catalogue(language, "diagnosis").keys() == texts().keys()
-
-
-def test_the_fixed_phrases_that_are_there_are_asked_for():
-    paths = [*(ANALYSIS / name for name in READ), data_directory() / "templates" / "diagnosis.html"]
-    sources = [path.read_text(encoding="utf-8") for path in paths]
-    asked = {key for source in sources for key in re.findall(r"(?:word|self)\([\"'](\w+)[\"']", source)}
-    asked |= {
-        "shown",
-        "nothing_wrong",
-        "never_part",
-        *(f"column.{name}" for name in HEAD),
-    }  # behind an `else`, or a name
-    asked |= {f"part_of_run.{name}" for name in ("start", "late", "largest")}
-    asked |= {f"level.{level}" for level in LEVELS if level != "note"}
-    asked |= {f"{number}.{thing}" for number in ("one", "many") for thing in ("step", "setting")}
-    there = messages.catalogue(messages.ENGLISH)
-    assert {key.removeprefix("diagnosis.") for key in there if key.startswith("diagnosis.")} == asked
 
 
 @LANGUAGE
