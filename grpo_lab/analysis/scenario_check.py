@@ -38,8 +38,8 @@ class Claim(NamedTuple):
 def claims(case: Scenario, seeds: Sequence[int]) -> Iterator[Claim]:
     """Try every claim of a scenario on these seeds, with its own guards and length.
 
-    A heal is tried as in `python -m benchmarks.runs heals`: with the guards of `stable` and the length and batch of [trial],
-    where it has to learn.
+    A heal is tried as in `python -m benchmarks.runs heals`: with the guards of `stable` and the length and batch of
+    [trial], where it has to learn.
     """
     for kind, changes in ((ALONE, [()]), (CURE, case.cures), (HEAL, [each.change for each in case.heals])):
         for change in changes:
