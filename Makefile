@@ -2,7 +2,7 @@
 PYTHON ?= python3
 OUT ?= benchmarks/results
 
-.PHONY: demo test lab check slow wheel site gpu gpu-1 gpu-2 gpu-3 bench instructor
+.PHONY: demo test lab check slow wheel site gpu gpu-1 gpu-2 gpu-3 bench instructor texts
 .NOTPARALLEL:  # two stamps would run pip in one .venv at the same time
 
 demo: .venv/.core
@@ -17,6 +17,10 @@ test: .venv/.dev .venv/.packages
 
 lab: .venv/.lab
 	.venv/bin/grpo-lab labs open
+
+# The texts of each language, data/locale, in the form that is read.
+texts: .venv/.dev
+	.venv/bin/pybabel -q compile --directory data/locale --domain grpo_lab
 
 check: .venv/.dev
 	.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/pyright

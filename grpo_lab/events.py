@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.errors import RunError
-from grpo_lab.messages import Sentence, translated
+from grpo_lab.messages import Sentence, spoken
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Crash:
 
     def __str__(self) -> str:
         """The error's text, and the explanation in the user's language."""
-        return f"{self.text}\n{translated(f'crash.{self.kind}', self.explanation)}"
+        return f"{self.text}\n{spoken(self.explanation)}"
 
 
 @dataclass(frozen=True, slots=True)

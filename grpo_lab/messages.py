@@ -1,23 +1,27 @@
-"""The texts of panel, notebooks and reports by key, in the language of GRPO_LAB_LANG; English by default.
+"""The texts of panel, notebooks, reports and events in the language of GRPO_LAB_LANG; English by default.
 
-A language is one file, data/messages/<language>.toml; all files have the same keys and the same {placeholders}. Texts
-whose English stands with code, other data or events are in data/translations/<language>.toml.
+A language is data/locale/<language>/LC_MESSAGES/grpo_lab.po, compiled by `make texts` to the .mo beside it, which is
+read. The msgid of a text is an id, such as `lecture.title`, which every language has with the same {placeholders}; or
+the English text itself, where that stands in code, data or an event. A context keeps the texts of data/diagnosis and
+those of the checks' feedback apart.
 """
 
 import functools
+import gettext
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from grpo_lab.errors import unknown
-from grpo_lab.paths import data_directory, read_toml
+from grpo_lab.paths import data_directory
 
 _PLACE = re.compile(r"\{(\d*)(?::([^{}]*))?\}")
 """A placeholder, with its number and its format, if it has them."""
 VARIABLE = "GRPO_LAB_LANG"
 ENGLISH = "en"
 """The language of the code, and the source of all others."""
+COMPILED = "LC_MESSAGES/grpo_lab.mo"
 
 
 def text(key: str, **values: Any) -> str:
@@ -26,7 +30,7 @@ def text(key: str, **values: Any) -> str:
     >>> text("lecture.title")
     'GRPO stability, live'
 
-    Raises ConfigError for a language without a file, and for a key that the language lacks.
+    Raises ConfigError for an unknown language, and for a key that the language lacks.
     """
     return text_in(language(), key, **values)
 
@@ -41,11 +45,6 @@ def text_in(language: str, key: str, **values: Any) -> str:
     if key not in words:
         raise unknown("message", key, words)
     return words[key].format(**values) if values else words[key]
-
-
-def translated(key: str, english: str) -> str:
-    """A text whose English stands elsewhere, in the panel's language; in English if there is no translation."""
-    return _translations().get(key, english)
 
 
 class Sentence(str):
@@ -89,32 +88,21 @@ def joined(separator: str, sentences: Sequence[str]) -> Sentence:
 
 
 def spoken(english: str) -> str:
-    """A sentence of the code, such as a reason of an event, in the user's language; in English without a translation.
+    """An English text of code, data or an event in the user's language; in English where it has no translation.
 
     >>> spoken(Sentence("grad norm {} is not finite", "nan"))
     'grad norm nan is not finite'
     """
-    known = _translations()
+    known = catalogue(language())
     if not isinstance(english, Sentence):
-        return known.get(f"reason.{english}", english)
-    return _filled(known.get(f"reason.{english.template}", english.template), [spoken(each) for each in english.values])
+        return known.get(english, english)
+    return _filled(known.get(english.template, english.template), [spoken(each) for each in english.values])
 
 
 def _filled(template: str, values: Sequence[str]) -> str:
     """A template with values that have been formatted."""
     order = iter(values)
     return _PLACE.sub(lambda place: values[int(place[1])] if place[1] else next(order), template)
-
-
-def reworded(english: str, table: str) -> str:
-    """A text with numbers in the panel's language by the regular expressions of a table.
-
-    A part that no phrase matches stays as it is.
-    """
-    for key, words in _translations().items():
-        if key.startswith(f"{table}."):
-            english = re.sub(key.removeprefix(f"{table}."), words, english)
-    return english
 
 
 def label(english: str) -> str:
@@ -153,27 +141,18 @@ def languages() -> list[str]:
     >>> languages()
     ['en', 'zh']
     """
-    return sorted(path.stem for path in (data_directory() / "messages").glob("*.toml"))
+    return sorted(path.parents[1].name for path in (data_directory() / "locale").glob(f"*/{COMPILED}"))
 
 
 @functools.cache
-def catalogue(name: str, folder: str = "messages") -> dict[str, str]:
-    """All texts of a language in a folder of data/; keys of nested tables are joined by dots.
+def catalogue(name: str, context: str = "") -> dict[str, str]:
+    """The texts of a language by msgid: those of a context, or those without any.
 
-    Raises ConfigError for an unknown language and for a file that is not valid TOML.
+    Raises ConfigError for an unknown language.
     """
     if name not in languages():
         raise unknown(f"language in {VARIABLE}", name, languages())
-    return dict(_flat(read_toml(data_directory() / folder / f"{name}.toml")))
-
-
-def _translations() -> dict[str, str]:
-    return {} if language() == ENGLISH else catalogue(language(), "translations")
-
-
-def _flat(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield before + key, value
+    with (data_directory() / "locale" / name / COMPILED).open("rb") as file:
+        words: dict[str, str] = vars(gettext.GNUTranslations(file))["_catalog"]  # it has no public way to list them
+    found = ((key.rpartition("\x04"), said) for key, said in words.items() if key)
+    return {key: said for (place, _, key), said in found if place == context}

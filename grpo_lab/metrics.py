@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from grpo_lab.messages import translated
+from grpo_lab.messages import spoken
 from grpo_lab.paths import data_tables, rows
 
 
@@ -60,7 +60,7 @@ def meaning(name: str) -> str:
     >>> meaning("grad_norm")
     "before clipping; the largest of the step's updates"
     """
-    return translated(f"metric.{name}", METRICS[name].meaning)
+    return spoken(METRICS[name].meaning)
 
 
 def of_run(name: str) -> str:

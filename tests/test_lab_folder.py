@@ -72,7 +72,7 @@ def test_the_labs_of_an_installed_package_are_copied_to_the_current_folder(open_
     package, here = tmp_path / "site-packages" / "grpo_lab", tmp_path / "here"
     (package / "data" / "presets").mkdir(parents=True)
     (package / "data" / "templates").symlink_to(data_directory() / "templates")
-    (package / "data" / "messages").symlink_to(data_directory() / "messages")
+    (package / "data" / "locale").symlink_to(data_directory() / "locale")
     (tmp_path / "labs").rename(package / "labs")
     monkeypatch.setattr("grpo_lab.paths.__file__", str(package / "paths.py"))
     here.mkdir()

@@ -212,7 +212,7 @@ def chinese_texts():
     found += [
         LABS / "README.zh.md",
         ROOT / "README.zh.md",
-        *(data / folder / "zh.toml" for folder in ("messages", "translations", "diagnosis")),
+        data / "locale/zh/LC_MESSAGES/grpo_lab.po",
     ]
     return [*found, *(data / "templates").glob("*.zh.md")]
 

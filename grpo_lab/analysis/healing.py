@@ -12,7 +12,7 @@ from grpo_lab.config import toml
 from grpo_lab.config.catalog import Heal, Scenario, scenario, scenario_names
 from grpo_lab.config.schema import OBJECTIVES, SECTIONS, SWITCHES, Config
 from grpo_lab.events import Event
-from grpo_lab.messages import text, translated
+from grpo_lab.messages import spoken, text
 
 _ABSENT = object()
 _OF_OBJECTIVES = {f"data.{name}": name for name in ("tasks", "rewards", "num_prompts")} | {"loss.beta": "beta"}
@@ -138,7 +138,7 @@ def in_words(found: Suggestion, width: int = 80) -> str:
     """The change that stops and the change that heals, a line each, and why, in lines of `width` columns."""
     changes = {"stop": found.stop, "heal": found.heal.change}
     lines = [text(f"heal.{key}", change=", ".join(change)) for key, change in changes.items() if change]
-    why = translated(f"heal.{found.case.name}", found.heal.why)
+    why = spoken(found.heal.why)
     return "\n".join([*lines, *wrapped(why, 0, text("heal.why"), width)])
 
 

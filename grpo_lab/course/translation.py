@@ -1,6 +1,6 @@
 """Findings in another language. They are English inside checks, grading and files, and translated where they are shown.
 
-The texts of the code are `[feedback]` of data/translations/<language>.toml. A lab has its own in <language>/lab.toml:
+The texts of the code have the context `feedback` in data/locale. A lab has its own in <language>/lab.toml:
 
     [exercises.cause]                          # beside its title and hints
     wrong.a = "..."                            # the reason for a letter that lab.toml declares wrong
@@ -171,9 +171,8 @@ def texts(language: str) -> dict[str, str]:
 
 
 def of_the_code(language: str) -> dict[str, str]:
-    """The texts of the code with their translations, [feedback] of data/translations/<language>.toml."""
-    words = catalogue(language, "translations").items()
-    return {key.removeprefix("feedback."): said for key, said in words if key.startswith("feedback.")}
+    """The texts of the code with their translations."""
+    return catalogue(language, "feedback")
 
 
 def of_lab(folder: Path, language: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.events import Ended, Event, LinkNote, Stepped
-from grpo_lab.messages import label, text, translated
+from grpo_lab.messages import label, spoken, text
 from grpo_lab.metrics import LINKS
 from grpo_lab.paths import data_tables, rows
 
@@ -47,10 +47,7 @@ class ChainBreak:
 
     def in_words(self) -> tuple[str, str]:
         """Operator and explanation in the user's language."""
-        if not self.rule:
-            return self.operator, translated(f"crash.{self.link}", self.explanation)
-        named = f"break.{self.rule}"
-        return translated(f"{named}.operator", self.operator), translated(f"{named}.explanation", self.explanation)
+        return spoken(self.operator), spoken(self.explanation)
 
 
 Notes = dict[str, LinkNote]

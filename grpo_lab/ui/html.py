@@ -16,7 +16,7 @@ from markupsafe import Markup
 from grpo_lab.analysis.run_state import CURVES, Screen, shown
 from grpo_lab.analysis.screen_words import describe, status_words, tone
 from grpo_lab.analysis.tally import by_design
-from grpo_lab.messages import label, spoken, text, translated
+from grpo_lab.messages import label, spoken, text
 from grpo_lab.metrics import LINKS, METRICS, of_run
 
 _ROWS = 50
@@ -72,7 +72,7 @@ def banner(screen: Screen) -> str:
     """The error of a crash and its explanation; empty without a crash."""
     if not screen.status.startswith(("crashed", "failed")):
         return ""
-    why = translated(f"crash.{screen.crash_kind}", screen.explanation)
+    why = spoken(screen.explanation)
     return fill("banner", status_words(screen.status), screen.message, why)
 
 

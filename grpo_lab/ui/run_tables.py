@@ -15,7 +15,7 @@ from grpo_lab.analysis.verification import verify
 from grpo_lab.config.catalog import model_settings
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import RunError
-from grpo_lab.messages import text, translated
+from grpo_lab.messages import spoken, text
 from grpo_lab.models.loading import locate
 from grpo_lab.runs import recordings
 from grpo_lab.runs.child_pool import warm_child
@@ -66,7 +66,7 @@ def reproduce_all(directory: Path, overrides: tuple[str, ...], model: str = "", 
     cells = [run for run in runs if run.scenario != HEALTHY]
     healthy = {run.column: run for run in runs if run.scenario == HEALTHY}
     command = "grpo-lab reproduce" + f" --model {model}" * bool(model) + " --live" * bool(model and live)
-    recorded = "" if live else translated(f"recorded.{model}", " ".join(model_settings()[model]["recorded"].split()))
+    recorded = "" if live else spoken(" ".join(model_settings()[model]["recorded"].split()))
     figures = _reproduction_figures(directory, sessions, names)
     page = _write(directory, reproduction.report(cells, healthy, figures, command, asked, recorded))
     if recorded:

@@ -1,7 +1,7 @@
 """The texts of a diagnosis in a language. Data, verdicts and JSON are English in every language.
 
-Fixed phrases and facts about a log are in data/messages, and the translations of data/diagnosis in
-data/diagnosis/<language>.toml.
+All are in data/locale: fixed phrases and facts about a log by id, the texts of data/diagnosis with the context
+`diagnosis`.
 """
 
 from dataclasses import dataclass

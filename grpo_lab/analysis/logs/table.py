@@ -37,7 +37,7 @@ TOO_MANY = 1000
 
 
 class Fact(NamedTuple):
-    """Something to say about a log: the message log.<key> of data/messages, and its values."""
+    """Something to say about a log: the message log.<key> of data/locale, and its values."""
 
     key: str
     values: tuple[tuple[str, Any], ...] = ()
@@ -63,7 +63,7 @@ class Log:
     metrics: Mapping[str, pd.Series]
     """By their name in `grpo_lab.metrics.METRICS`, or that of an objective, as kl/F; the index is the step."""
     format: str = "table"
-    """The format as which the log was read: a key of log.format in data/messages."""
+    """The format as which the log was read: an id below `log.format` in data/locale."""
     hides_nan: bool = False
     """Whether the writer may replace a loss of NaN by a finite number, as Hugging Face's Trainer does."""
     notes: tuple[Fact, ...] = ()

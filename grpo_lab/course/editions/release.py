@@ -11,7 +11,7 @@ from grpo_lab.errors import DataError
 from grpo_lab.messages import ENGLISH, text_in
 
 _HEAD = ("lab", "minutes", "difficulty", "points", "afterwards")
-"""Columns of the table in a release's README, by their keys in data/messages."""
+"""Columns of the table in a release's README, by their ids in data/locale."""
 
 
 def with_exercises(folder: Path, names: Sequence[str] = ()) -> Sequence[str]:

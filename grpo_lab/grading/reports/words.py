@@ -1,4 +1,4 @@
-"""Texts as all reports show them, and their fixed words in a language: [report] of data/messages/<language>.toml."""
+"""Texts as all reports show them, and their fixed words in a language: `report.…` of data/locale."""
 
 import functools
 from typing import Any

@@ -11,7 +11,7 @@ import traitlets
 
 from grpo_lab.config.catalog import Heal, preset, scenario
 from grpo_lab.config.schema import Config
-from grpo_lab.messages import text, translated, use
+from grpo_lab.messages import spoken, text, use
 from grpo_lab.runs import recordings
 from grpo_lab.ui import html
 from grpo_lab.ui.widgets import parts
@@ -192,7 +192,7 @@ class Lecture:
         stops = [cure for cure in cures[:1] if cure != heal.change]
         changes = [*(("stop", stop) for stop in stops), ("heal", heal.change)]
         said = [(text(f"lecture.{kind}"), ", ".join(change)) for kind, change in changes]
-        return said, translated(f"heal.{self.name}", heal.why)
+        return said, spoken(heal.why)
 
     def _laid_out(self) -> ipywidgets.VBox:
         order = parts.box("order", [*list(self._buttons.values())[1:], self._buttons[HEALTHY]])

@@ -8,7 +8,7 @@ import ipywidgets
 
 from grpo_lab.config.fields import OneOf, Setting, settings_of
 from grpo_lab.config.schema import LIVE_SECTIONS, SECTIONS, Config
-from grpo_lab.messages import text, translated
+from grpo_lab.messages import spoken, text
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.widgets import parts
 
@@ -35,9 +35,9 @@ class Slider(NamedTuple):
         owner = GUARDS[rest[0]] if section == "guards" else SECTIONS[section]
         return settings_of(owner)[rest[-1]]
 
-    def help(self, name: str) -> str:
-        """The setting's help in the panel's language; `name` is the slider's."""
-        return translated(f"setting.{name}", self.setting.help)
+    def help(self) -> str:
+        """The setting's help in the panel's language."""
+        return spoken(self.setting.help)
 
     def of(self, config: Config) -> Any:
         """The setting's value in a config; the default of a guard that is off."""
@@ -70,7 +70,7 @@ class SliderRow:
         self._changed, self._muted = changed, muted
         self.inputs = _menu(name, self.slider) if self.slider.kind == "menu" else _slider_and_box(name, self.slider)
         for each in self.inputs:
-            each.tooltip = self.slider.help(name)
+            each.tooltip = self.slider.help()
             parts.by_user(each, muted, self._moved)
         key = "live" if self.slider.live else "next"
         when = parts.words("when", text(f"panel.{key}"))

@@ -9,7 +9,7 @@ import ipywidgets
 
 from grpo_lab.config import algorithms, catalog
 from grpo_lab.config.schema import Config
-from grpo_lab.messages import text, translated
+from grpo_lab.messages import spoken, text
 from grpo_lab.ui import html
 from grpo_lab.ui.widgets import parts
 
@@ -95,7 +95,7 @@ def described(name: str) -> str:
     if not name:
         return text("panel.algorithm_help")
     found = algorithms.algorithm(name)
-    return translated(f"algorithm.{name}", f"{found.title}. {found.differs}")
+    return spoken(f"{found.title}. {found.differs}")
 
 
 def config_of(base: str | Config | None, preset: str | None, guards: str | tuple[str, ...] | None) -> Config:

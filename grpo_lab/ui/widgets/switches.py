@@ -9,7 +9,7 @@ import ipywidgets
 from grpo_lab.analysis.markdown import first_sentence
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import unknown
-from grpo_lab.messages import text, translated
+from grpo_lab.messages import spoken, text
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import html
 from grpo_lab.ui.described import docstring
@@ -76,7 +76,7 @@ class Switches:
 def described(name: str) -> tuple[str, str, dict[str, str]]:
     """The first sentence on a guard, the rest of its description, and its `Stops`, `Costs` and `Hides`."""
     english, sections = docstring(GUARDS[name])
-    does = translated(f"guard.{name}.does", english)
+    does = spoken(english)
     sentence = first_sentence(does)
     rest = does.removeprefix(sentence).lstrip(".。 ")
-    return sentence, rest, {word: translated(f"guard.{name}.{word}", it) for word, it in sections.items()}
+    return sentence, rest, {word: spoken(it) for word, it in sections.items()}
