@@ -139,8 +139,9 @@ def test_gpu_figures_are_laid_over_those_of_the_calls_before(tmp_path):
 
 def test_a_heal_is_counted_where_it_gains_and_ends_above_guards_alone():
     def run(*rewards, norm=1.0):
-        steps = [Stepped(0, 1, Verdict.KEEP, {"grad_norm": norm}, (), ())]
-        return [*(Evaluated(0, reward, 8) for reward in rewards), *steps]
+        step = Stepped(0, 1, Verdict.KEEP, {"grad_norm": norm}, (), ())
+        before, *after = [Evaluated(0, reward, 250) for reward in rewards]
+        return [before, step, *after]
 
     unhealed = [run(0.3, 0.2), run(0.3, 0.5), run(0.3)]
     healed = [run(0.3, 0.6, norm=12.0), run(0.3, 0.48), run(0.3)]

@@ -569,12 +569,12 @@ def test_the_terminal_is_told_in_short(found):
 def test_algorithms_have_a_table_of_their_own():
     rows_of_it = [
         *table("a none crashed crashed\na gspo stopped crashed\na grpo crashed crashed\nb none shown shown"),
-        *(result("b", "gspo", seed, Fate.STOPPED, after=0.3 + 0.1 * (seed + 1)) for seed in range(2)),
+        *(result("b", "gspo", seed, Fate.STOPPED, after=0.3 + 0.1 * seed) for seed in range(2)),
     ]
     found = Findings(rows_of_it)
     text = matrix.page(found, "heat_map.png", "grpo-lab matrix")
     assert "| a | crashed | stopped 1, crashed 1, 1 of 2 learn | crashed |" in text
-    assert "| b | shown, 0 of 2 learn | stopped, 1 of 2 learn | - |" in text
+    assert "| b | shown, 2 of 2 learn | stopped, 1 of 2 learn | - |" in text
     assert "# Which algorithm stops which failure" in text and "Which guards of" not in text
     assert "Heat map, 2 scenarios by 3 columns of algorithms, 2 seeds. Stopped by: b: gspo." in text
     assert summary(found)[1:] == [["a", "crashed", "none"], ["b", "shown", "gspo"]]
