@@ -243,6 +243,14 @@ def test_a_run_in_numbers():
     assert math.isnan(crashed.after) and not crashed.survived and crashed.message == "why"
 
 
+def test_a_gain_is_no_lesson_where_the_rewards_are_as_noisy():
+    """Of rewards below 0, p (1 - p) says nothing: the noise of the steps does."""
+    noisy = [step(n, reward=value) for n, value in enumerate((-0.9, -0.1) * 6)]
+    found = measure(cell(), [Evaluated(0, -0.5, 8), *noisy, Evaluated(12, -0.4, 8), DONE], "done")
+    assert found.gained == pytest.approx(0.1) and found.noise > 0.5 and not found.learned
+    assert replace(found, after=5.0).learned
+
+
 def result(scenario="a", column="none", seed=0, fate=Fate.STOPPED, **more):
     """A row as a run would leave it."""
     alive = fate in (Fate.STOPPED, Fate.REFUSED, Fate.IDLE, Fate.SHOWN)

@@ -10,7 +10,7 @@ from grpo_lab.analysis.run_state import MULTINOMIAL, Fold, Mark, Series, Tally, 
 from grpo_lab.analysis.screen_words import describe, tone
 from grpo_lab.config.catalog import preset
 from grpo_lab.core.hooks import Action, Verdict
-from grpo_lab.events import Changed, Ended, Evaluated, LinkNote, Started, Stepped, from_json, to_json
+from grpo_lab.events import Changed, Ended, Evaluated, LinkNote, Resumed, Started, Stepped, from_json, to_json
 from grpo_lab.runs.crashes import classify_crash
 
 INF, NAN = math.inf, math.nan
@@ -173,6 +173,25 @@ def test_tallies_count_actions_and_steps_with_the_last_reason():
 
 def test_evaluations():
     assert fold([START, Evaluated(0, 0.25, 8), stepped(0), Evaluated(1, NAN, 0)]).evaluations.steps == (0, 1)
+
+
+def test_a_run_that_was_resumed_often_is_folded_once():
+    """Each resume folded the whole past again, and with it every resume before: 2 to the power of their number."""
+    taken = []
+
+    class Counting(Fold):
+        def add(self, event):
+            taken.append(event)
+            super().add(event)
+
+    events = [START, *(each for n in range(14) for each in (stepped(n), Resumed(n + 1, kept=2 * n + 2)))]
+    folded = Counting()
+    for event in events:
+        folded.add(event)
+    assert len(taken) == len(events)
+    assert (folded.screen().completed, len(folded.screen().marked("changed"))) == (14, 14)
+    folded.add(Resumed(3, kept=6))
+    assert (folded.screen().completed, folded.screen().series["kl"].steps) == (3, (0, 1, 2)), "the rest was lost"
 
 
 def test_read_back_it_is_the_same_screen():

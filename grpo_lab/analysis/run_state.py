@@ -206,10 +206,11 @@ class Fold:
 
     def _resume(self, event: Resumed) -> None:
         """Forget what was lost, and mark the step at which the run goes on."""
-        kept = self._events[: event.kept]
-        self.__init__()
-        for each in kept:
-            self.add(each)
+        if event.kept < len(self._events):
+            kept = self._events[: event.kept]
+            self.__init__()
+            for each in kept:
+                self.add(each)
         self._events.append(event)
         self._marks.append(Mark(event.step, "changed", f"resumed: {event.reason}".removesuffix(": ")))
         if event.overrides:

@@ -46,6 +46,8 @@ class Outcome:
     """The same after the last step of a run that went through all its stages."""
     problems: int
     """Held-out problems that `after` is a mean of."""
+    noise: float
+    """Variance of the reward of one problem, as the differences between neighbouring steps tell it."""
     finished: int
     """Steps that ended without an error."""
     refused: int
@@ -78,6 +80,8 @@ class Outcome:
 def outcome(events: Sequence[Event]) -> Outcome:
     """What a run did, from its events; steps that were lost before it was resumed do not count.
 
+    Held-out rewards decide what it learned if both were measured, otherwise those of the first and the last steps.
+
     >>> from grpo_lab.config.catalog import preset
     >>> from grpo_lab.training.trainer import train
     >>> found = outcome([*train(preset("smoke").with_("run.num_steps=1"))])
@@ -93,9 +97,12 @@ def outcome(events: Sequence[Event]) -> Outcome:
     updates = sum(event.updates for event in steps)
     norms = [event.metrics["grad_norm"] for event in steps if "grad_norm" in event.metrics]
     notes = [note.magnitude for event in whole for note in event.links if note.link == "gradients"]
-    start, end, noise = _training_reward(config, steps)
+    start, end, noise_of_step = _training_reward(config, steps)
     before, after = _held_out(events)
-    learned = _learned(start, end, noise, before, after, _num_prompts(config))
+    noise = noise_of_step * _num_prompts(config)
+    learned = change(before, after, noise)
+    if learned is Learned.UNKNOWN and start.count:
+        learned = _verdict(end.reward - start.reward, 2 * noise_of_step / start.count)
     if not updates and learned is not Learned.UNKNOWN:
         learned = Learned.NOTHING
     return Outcome(
@@ -109,6 +116,7 @@ def outcome(events: Sequence[Event]) -> Outcome:
         before=before.reward,
         after=after.reward,
         problems=after.count,
+        noise=noise,
         finished=len(whole),
         refused=sum(verdict >= Verdict.SKIP_STEP for verdict in verdicts),
         rolled_back=verdicts.count(Verdict.ROLL_BACK),
@@ -161,16 +169,6 @@ def _verdict(gain: float, variance: float) -> Learned:
     if abs(gain) <= 2 * math.sqrt(variance):
         return Learned.NOTHING
     return Learned.LEARNED if gain > 0 else Learned.LOST
-
-
-def _learned(
-    start: MeanReward, end: MeanReward, noise: float, before: MeanReward, after: MeanReward, num_prompts: int
-) -> Learned:
-    """Held-out rewards decide if both were measured, otherwise those of the first and the last steps."""
-    of_held_out = change(before, after, noise * num_prompts)
-    if of_held_out is not Learned.UNKNOWN or not start.count:
-        return of_held_out
-    return _verdict(end.reward - start.reward, 2 * noise / start.count)
 
 
 def _held_out(events: Sequence[Event]) -> tuple[MeanReward, MeanReward]:

@@ -76,6 +76,8 @@ class Measurement:
     """Median seconds a step."""
     problems: int = HELD_OUT
     """Held-out problems, of which the rewards are means."""
+    noise: float = 0.0
+    """Variance of the reward of one problem, by the steps; rows of before have none."""
 
     @property
     def gained(self) -> float:
@@ -86,7 +88,7 @@ class Measurement:
     def learned(self) -> bool:
         """Whether the held-out reward rose by more than two standard errors."""
         before, after = (MeanReward(reward, self.problems) for reward in (self.before, self.after))
-        return change(before, after) is Learned.LEARNED
+        return change(before, after, self.noise) is Learned.LEARNED
 
     @property
     def stopped(self) -> bool:
@@ -127,6 +129,7 @@ def measure(cell: Cell, events: Sequence[Event], status: str, message: str = "")
         after=found.after,
         seconds=statistics.median(times) if times else math.nan,
         problems=found.problems,
+        noise=found.noise,
     )
 
 
