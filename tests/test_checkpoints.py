@@ -21,6 +21,7 @@ from grpo_lab.errors import ConfigError, ModelError, RunError
 from grpo_lab.events import Changed, Checkpointed, Ended, Evaluated, Resumed, Started, Stepped, lineage
 from grpo_lab.models import loading
 from grpo_lab.runs import checkpoints, run_folder
+from grpo_lab.runs import session as of_run
 from grpo_lab.runs.session import Session
 from grpo_lab.training import saved_state
 from grpo_lab.training.interventions import Outcome
@@ -376,6 +377,19 @@ def test_another_model_is_refused(cut_off):
         next(policy.parameters()).view(-1)[0] += 1
     with pytest.raises(ModelError, match="other weights than those that the run began with"):
         resumed(cut_off, model=(policy, tokenizer))
+
+
+def test_a_format_of_another_version_is_refused(cut_off, monkeypatch):
+    monkeypatch.setattr(of_run, "VERSION", 2)
+    with pytest.raises(RunError, match="format 1, and this version reads 2"):
+        resumed(cut_off)
+
+
+def test_other_surroundings_go_on_and_are_named(cut_off, monkeypatch):
+    real = of_run._surroundings
+    monkeypatch.setattr(of_run, "_surroundings", lambda training: real(training) | {"torch": "9.9", "tasks": "0" * 64})
+    reason = next(event.reason for event in resumed(cut_off).events if isinstance(event, Resumed))
+    assert f"another torch ({torch.__version__}, now 9.9)" in reason and "another tasks" in reason
 
 
 def test_a_change_at_the_resume_holds_from_there_on(cut_off):

@@ -176,7 +176,7 @@ def test_evaluations():
 
 
 def test_a_run_that_was_resumed_often_is_folded_once():
-    """Each resume folded the whole past again, and with it every resume before: 2 to the power of their number."""
+    """To fold the past again at each resume, with every resume before it, takes 2 to the power of their number."""
     taken = []
 
     class Counting(Fold):

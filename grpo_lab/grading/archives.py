@@ -45,9 +45,9 @@ def members(archive: Path) -> dict[str, str]:
 
     Raises DataError, with the reason in one line, for an archive that cannot be read.
     """
-    if archive.stat().st_size > MAX_ZIP:
-        raise DataError(f"a zip larger than {MAX_ZIP:,} bytes; {_AGAIN}")
     try:
+        if archive.stat().st_size > MAX_ZIP:
+            raise DataError(f"a zip larger than {MAX_ZIP:,} bytes; {_AGAIN}")
         with _Bounded(archive) as file, zipfile.ZipFile(file) as opened:
             files = [each for each in opened.infolist() if not each.filename.endswith("/")]
     except _FAULTS as error:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from grpo_lab.course import answers, registry
 from grpo_lab.course.editions import build
+from grpo_lab.errors import DataError
+from grpo_lab.grading import archives
 from grpo_lab.grading.notebooks import MAX_SOURCE, digest, read
 from grpo_lab.grading.submissions import LINK, Found
 
@@ -345,6 +347,11 @@ def sound(read):
     assert set(read.answers) <= set(registry.lab_page(read.lab).exercises) if read.lab else not read.answers
     assert all(len(source.encode()) <= MAX_SOURCE + 100 and "\x00" not in source for source in read.answers.values())
     assert all(line.isprintable() and line.encode() for line in (*read.notes.values(), read.problem or "-"))
+
+
+def test_a_zip_that_is_gone_by_now_has_a_reason(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        archives.members(tmp_path / "gone.zip")
 
 
 @given(st.binary() | st.text('{}[]",:0123456789truefalsenNaI\\ud8 ').map(str.encode))

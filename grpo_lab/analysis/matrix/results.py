@@ -77,7 +77,7 @@ class Measurement:
     problems: int = HELD_OUT
     """Held-out problems, of which the rewards are means."""
     noise: float = 0.0
-    """Variance of the reward of one problem, by the steps; rows of before have none."""
+    """Variance of the reward of one problem, by the steps; 0 in older rows."""
 
     @property
     def gained(self) -> float:
