@@ -10,12 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from grpo_lab.config.catalog import scenario
+from grpo_lab.runs.outcome import outcome
 from grpo_lab.runs.session import Session
 
 SEEDS = (0, 1, 2)
 """A scenario may need another seed on another device: its random draws differ from the CPU's."""
 AT_ONCE = {"cuda": 12, "cpu": min(2, os.cpu_count() or 1)}
 PATIENCE = 400
+NOTHING_TO_LEARN = "single-generation"
+"""Its advantages are undefined in every step: the guards skip every update, and the run survives as it began."""
 pytestmark = pytest.mark.slow
 
 
@@ -86,5 +89,5 @@ def test_survives_under_the_stable_guards(runs, name, figures):
     figures["scenarios"] = {name: {"under stable": end(session)}}
     assert session.crash is None, session.crash
     assert session.status == "done", session.ended
-    assert session.records["updates"].sum() > 0
-    assert session.records["weights/nonfinite"].iloc[-1] == 0
+    assert (session.records["updates"].sum() > 0) == (name != NOTHING_TO_LEARN)
+    assert not outcome(session.events).poisoned
