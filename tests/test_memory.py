@@ -242,10 +242,9 @@ def test_a_bad_config_is_one_line(call, tmp_path, monkeypatch, words, said):
 
 
 def test_free_memory_heeds_the_limit_of_a_container(tmp_path, monkeypatch):
-    (tmp_path / "max").write_text(f"{300 * 2**20}\n")
-    (tmp_path / "current").write_text(f"{200 * 2**20}\n")
-    files = ((str(tmp_path / "max"), str(tmp_path / "current")), (str(tmp_path / "none"), str(tmp_path / "none")))
-    monkeypatch.setattr(memory, "CONTROL_GROUPS", files)
+    (tmp_path / "memory.max").write_text(f"{300 * 2**20}\n")
+    (tmp_path / "memory.current").write_text(f"{200 * 2**20}\n")
+    monkeypatch.setattr(memory, "CONTROL_GROUP", tmp_path)
     assert memory.free_mib("cpu") == 100.0
-    (tmp_path / "max").write_text("max\n")
+    (tmp_path / "memory.max").write_text("max\n")
     assert (memory.free_mib("cpu") or 0) > 100.0

@@ -29,13 +29,10 @@ COUNT = 4
 """Bytes in which AdamW counts the updates of a tensor, beside its two moments."""
 STEPS = 2
 """The first one makes the moments, so that everything is in memory in the second."""
-IMPORTS = 410 * 2**20
+IMPORTS = 410 * MIB
 """Bytes of a process that has imported all that a run needs, before it has a model."""
-CONTROL_GROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
-"""Files of the limit and of the usage of memory in a container, by either version of control groups."""
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""Holds the limit and the usage of memory in a container (control groups, version 2)."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +139,9 @@ def free_mib(device: str) -> float | None:
         name = "cuda" if device == "auto" else device
         asked = f"import torch; print(torch.cuda.mem_get_info({name!r})[0])"
         done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
-        return int(done.stdout) / 2**20 if not done.returncode else None
-    rooms = [psutil.virtual_memory().available]
-    for limit, usage in CONTROL_GROUPS:
-        with suppress(OSError, ValueError):  # no such group, or no limit ("max")
-            rooms.append(int(Path(limit).read_text()) - int(Path(usage).read_text()))
-    return min(rooms) / 2**20
+        return int(done.stdout) / MIB if not done.returncode else None
+    free = psutil.virtual_memory().available
+    with suppress(OSError, ValueError):  # no container, or no limit ("max")
+        limit, usage = (int((CONTROL_GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, limit - usage)
+    return free / MIB
