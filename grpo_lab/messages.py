@@ -105,25 +105,6 @@ def _filled(template: str, values: Sequence[str]) -> str:
     return _PLACE.sub(lambda place: values[int(place[1])] if place[1] else next(order), template)
 
 
-def label(english: str) -> str:
-    """A label of a figure or a table, such as a metric's or a link's, in the user's language.
-
-    >>> label("KL to reference")
-    'KL to reference'
-    """
-    return text(f"chart.{slug(english)}")
-
-
-def slug(label: str) -> str:
-    """The key of a label's message.
-
-    >>> slug("gradient at log-ratio"), slug("clipped to {:g}")
-    ('gradient_at_log_ratio', 'clipped_to')
-    """
-    words = "".join(letter if letter.isalnum() else " " for letter in label.replace("{:g}", "")).split()
-    return "_".join(words).lower()
-
-
 def language() -> str:
     """The language that GRPO_LAB_LANG sets; a region is ignored, zh_CN is zh."""
     return os.environ.get(VARIABLE, "").replace("-", "_").partition("_")[0].lower() or ENGLISH

@@ -15,7 +15,7 @@ from grpo_lab.config.catalog import model_settings, preset, scenario, scenario_n
 from grpo_lab.core.hooks import Action, Stage, Verdict
 from grpo_lab.events import Ended, Evaluated, LinkNote, Started, Stepped
 from grpo_lab.messages import Sentence
-from grpo_lab.metrics import METRICS
+from grpo_lab.metrics import LINKS, METRICS
 from grpo_lab.paths import data_tables
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.runs.recordings import find, recording_names
@@ -26,6 +26,7 @@ from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import exceeds
 from grpo_lab.training.trainer import ended
 from grpo_lab.ui import html
+from grpo_lab.ui.plots.style import STATUSES
 from grpo_lab.ui.widgets import switches
 from grpo_lab.ui.widgets.parts import Muted
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
@@ -67,6 +68,7 @@ def english_texts():
     found |= {f"heal.{name}": scenario(name).heals[0].why for name in scenario_names() if scenario(name).heals}
     found |= {f"recorded.{name}": " ".join(each["recorded"].split()) for name, each in model_settings().items()}
     found |= {f"setting.{name}": slider.setting.help for name, slider in SLIDERS.items()}
+    found |= {f"label.{each}": each for each in (*STATUSES, *(link.label for link in LINKS.values()))}
     return found | {f"metric.{name}": metric.meaning for name, metric in METRICS.items()}
 
 
@@ -137,8 +139,8 @@ def test_a_sentence_has_the_same_values_in_every_language(other):
     words = messages.catalogue(other)
     for template in filter(re.compile(r"\{(:[^{}]*)?\}").search, words):
         count = template.count("{")
-        values = [f"<{place}>" for place in range(count)]
-        assert sorted(re.findall(r"<\d>", words[template].format(*values))) == values, template
+        values = [7000 + place for place in range(count)]
+        assert sorted(map(int, re.findall(r"7\d{3}", words[template].format(*values)))) == values, template
 
 
 RUNS = {

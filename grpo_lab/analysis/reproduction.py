@@ -11,7 +11,7 @@ from grpo_lab.analysis import markdown
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Started, Stepped
-from grpo_lab.messages import label, language, text
+from grpo_lab.messages import language, spoken, text
 from grpo_lab.metrics import LINKS
 from grpo_lab.paths import data_tables
 from grpo_lab.runs.outcome import Learned, Outcome, outcome
@@ -127,7 +127,7 @@ def _where(run: ReproducedRun) -> str:
     found = run.outcome.first_break
     if not found or found.link not in LINKS:
         return _say("none")
-    where = _say("at", link=label(LINKS[found.link].label), step=found.step)
+    where = _say("at", link=spoken(LINKS[found.link].label), step=found.step)
     return where + (_say("caught", guard=found.caught_by) if found.caught_by else "")
 
 

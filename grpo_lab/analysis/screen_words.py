@@ -3,7 +3,7 @@
 import math
 
 from grpo_lab.analysis.run_state import CURVES, Screen, Series, shown
-from grpo_lab.messages import label, spoken, text
+from grpo_lab.messages import spoken, text
 from grpo_lab.metrics import LINKS, METRICS
 
 _REFUSED = {"skipped": "skipped", "rolled_back": "rolled back"}
@@ -72,7 +72,7 @@ def _progress(screen: Screen) -> str:
 
 
 def _curve_name(name: str, objective: str) -> str:
-    said = label(METRICS[name].label)
+    said = spoken(METRICS[name].label)
     return text("alt.of_objective", label=said, objective=objective) if objective else said
 
 
@@ -84,7 +84,7 @@ def _first_break(screen: Screen) -> str:
     if found.link not in LINKS:
         return text("alt.unrecorded", operator=operator)
     caught = text("panel.caught", guard=found.caught_by) if found.caught_by else text("panel.not_caught")
-    link = label(LINKS[found.link].label)
+    link = spoken(LINKS[found.link].label)
     return text("alt.first_break", link=link, step=found.step, operator=operator, caught=caught)
 
 

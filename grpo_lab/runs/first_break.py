@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.events import Ended, Event, LinkNote, Stepped
-from grpo_lab.messages import label, spoken, text
+from grpo_lab.messages import spoken, text
 from grpo_lab.metrics import LINKS
 from grpo_lab.paths import data_tables, rows
 
@@ -31,8 +31,6 @@ class ChainBreak:
     """Share of the link's elements that were not finite."""
     caught_by: str
     """The guard that kept it out of the loss or refused the step, or ""."""
-    rule: str = ""
-    """The key of operator and explanation in data/first_breaks.toml, or "" for a crash without a broken link."""
 
     def __str__(self) -> str:
         operator, why = self.in_words()
@@ -41,7 +39,7 @@ class ChainBreak:
         share = text("break.share", share=f"{self.share:.1%}") if self.share < 1 else text("break.whole")
         place = text("break.place", where=self.where) if self.where else ""
         caught = text("break.caught", guard=self.caught_by) if self.caught_by else ""
-        link = label(LINKS[self.link].label) if self.link in LINKS else self.link
+        link = spoken(LINKS[self.link].label) if self.link in LINKS else self.link
         at = {"step": self.step, "update": self.update, "link": link, "share": share, "place": place}
         return text("break.said", **at, operator=operator, why=why, caught=caught)
 
@@ -136,9 +134,7 @@ def _only_filters(logits: LinkNote, links: Sequence[LinkNote]) -> bool:
 def _explain(event: Stepped, note: LinkNote, seen: Notes) -> ChainBreak:
     key = _cause(note, seen)
     share = note.nonfinite / max(1, note.numel)
-    return ChainBreak(
-        note.link, event.step, note.update, *_TEXTS[key], note.where, share, _caught_by(event, note), rule=key
-    )
+    return ChainBreak(note.link, event.step, note.update, *_TEXTS[key], note.where, share, _caught_by(event, note))
 
 
 def _caught_by(event: Stepped, note: LinkNote) -> str:

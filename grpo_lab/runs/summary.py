@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from grpo_lab.events import Evaluated, Event, Resumed, Stepped
-from grpo_lab.messages import label, spoken, text
+from grpo_lab.messages import spoken, text
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.first_break import statuses
 from grpo_lab.runs.outcome import Outcome, outcome
@@ -21,7 +21,7 @@ def summary(events: Sequence[Event]) -> str:
         *(_joined("resumed", event.reason, step=event.step) for event in events if isinstance(event, Resumed)),
     ]
     for step, row in statuses(events).items():
-        warned = [label(LINKS[link].label) for link, status in row.items() if status == "warning"]
+        warned = [spoken(LINKS[link].label) for link, status in row.items() if status == "warning"]
         if warned:
             lines.append(text("summary.warning", step=step, links=text("summary.comma").join(warned)))
             break

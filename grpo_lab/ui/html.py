@@ -16,7 +16,7 @@ from markupsafe import Markup
 from grpo_lab.analysis.run_state import CURVES, Screen, shown
 from grpo_lab.analysis.screen_words import describe, status_words, tone
 from grpo_lab.analysis.tally import by_design
-from grpo_lab.messages import label, spoken, text
+from grpo_lab.messages import spoken, text
 from grpo_lab.metrics import LINKS, METRICS, of_run
 
 _ROWS = 50
@@ -61,7 +61,7 @@ def status(screen: Screen, own: str = "", note: str = "") -> str:
     if first and first.link in LINKS:
         operator, why = first.in_words()
         caught = text("panel.caught", guard=first.caught_by) if first.caught_by else text("panel.not_caught")
-        place = {"link": label(LINKS[first.link].label), "step": first.step}
+        place = {"link": spoken(LINKS[first.link].label), "step": first.step}
         found = text("panel.first_break", **place, operator=operator, caught=caught)
     elif screen.message:
         more.append(spoken(screen.message))
@@ -99,9 +99,9 @@ def numbers(screen: Screen) -> str:
     drawn = sorted((CURVES.index(of_run(name)), name) for name in screen.series if of_run(name) in CURVES)
     columns = {name: dict(zip(*screen.series[name], strict=True)) for _, name in drawn}
     steps = sorted({step for column in columns.values() for step in column})[-_ROWS:]
-    header = [text("chart.step")]
+    header = [spoken("step")]
     for name in columns:
-        said = label(METRICS[of_run(name)].label)
+        said = spoken(METRICS[of_run(name)].label)
         header.append(said if name == of_run(name) else f"{said}, {name.rpartition('/')[2]}")
     return fill(
         "table",

@@ -145,7 +145,7 @@ def say(label: str) -> str:
     """A label of the figure in the user's language; in English if no installed font has its letters."""
     if messages.language() == "zh" and len(_fonts()) == 1:
         return label
-    return messages.label(label)
+    return messages.spoken(label)
 
 
 def _fonts() -> list[str]:
