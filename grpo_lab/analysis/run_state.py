@@ -109,13 +109,18 @@ class Screen:
 
 
 class Fold:
-    """The screen of a running session: takes events one by one, and gives the screen at any time.
+    """The state of a running session: takes events one by one, and gives the screen at any time.
 
-    Each event is evaluated once, so that the ten-thousandth frame costs little more than the first.
+    Each event is evaluated once, so that the ten-thousandth frame costs little more than the first. A view in one line
+    needs no screen: it reads the attributes.
     """
 
     def __init__(self) -> None:
-        self._events: list[Event] = []
+        self.events: list[Event] = []
+        self.name, self.num_steps, self.completed = "", 0, 0
+        """As of a screen."""
+        self.news = ""
+        """The last event in one line: a step in numbers, a held-out reward, why the run goes on, or how it ended."""
         self._settings: list[tuple[int, dict[str, Any]]] = []
         self._columns: dict[str, tuple[list[int], list[float]]] = {}
         self._evaluations: tuple[list[int], list[float]] = ([], [])
@@ -127,7 +132,7 @@ class Fold:
         self._first_break: ChainBreak | None = None
         self._begun = self._poisoned = False
         self._last: Stepped | None = None
-        self._completed, self._failed_step = 0, None
+        self._failed_step: int | None = None
         self._samples: tuple[tuple[str, str, float], ...] = ()
         self._ended: Ended | None = None
         self._result = ("", "")
@@ -136,35 +141,37 @@ class Fold:
         """Take the next event."""
         if isinstance(event, Resumed):
             return self._resume(event)
-        self._events.append(event)
+        self.events.append(event)
         self._begun = True
         self._first_break = self._first_break or first_break([event])
         if isinstance(event, Started):
             self._settings.append((0, event.config))
+            self.name = str(event.config.get("run", {}).get("name", ""))
+            self.num_steps = sum(planned_steps(event.config).values())
         elif isinstance(event, Changed):
             self._change(event)
         elif isinstance(event, Stepped):
             self._step(event)
         elif isinstance(event, Evaluated):
+            self.news = f"held-out reward {event.reward:.3f}"
             _append(self._evaluations, event.step, event.reward)
             for name, reward in event.objectives.items():
                 _append(self._evaluations_of.setdefault(name, ([], [])), event.step, reward)
         elif isinstance(event, Ended):
-            self._ended, self._result = event, _result(outcome(self._events))
+            self._ended, self._result, self.news = event, _result(outcome(self.events)), event.status
 
     def screen(self) -> Screen:
         """The screen after the events so far."""
-        config = self._settings[-1][1] if self._settings else {}
-        run, crash_step = config.get("run", {}), self._crash_step()
+        crash_step = self._crash_step()
         status, message = self._status()
         crashed = () if crash_step is None else (Mark(crash_step, "crashed", message),)
         return Screen(
-            name=str(run.get("name", "")),
+            name=self.name,
             status=status,
             message=message,
             step=self._last.step if self._last else -1,
-            completed=self._completed,
-            num_steps=sum(planned_steps(config).values()),
+            completed=self.completed,
+            num_steps=self.num_steps,
             settings=tuple(self._settings),
             objectives=bands(self._settings),
             series={name: _series(columns) for name, columns in self._columns.items()},
@@ -183,8 +190,8 @@ class Fold:
         )
 
     def _step(self, event: Stepped) -> None:
-        self._last = event
-        self._completed += not event.failed
+        self._last, self.news = event, _in_numbers(event)
+        self.completed += not event.failed
         self._samples = event.samples or self._samples
         if event.failed and self._failed_step is None:
             self._failed_step = event.step
@@ -206,13 +213,14 @@ class Fold:
 
     def _resume(self, event: Resumed) -> None:
         """Forget what was lost, and mark the step at which the run goes on."""
-        if event.kept < len(self._events):
-            kept = self._events[: event.kept]
+        if event.kept < len(self.events):
+            kept = self.events[: event.kept]
             self.__init__()
             for each in kept:
                 self.add(each)
-        self._events.append(event)
-        self._marks.append(Mark(event.step, "changed", f"resumed: {event.reason}".removesuffix(": ")))
+        self.events.append(event)
+        self.news = f"resumed: {event.reason}".removesuffix(": ")
+        self._marks.append(Mark(event.step, "changed", self.news))
         if event.overrides:
             self._change(Changed(event.step, event.overrides))
 
@@ -273,6 +281,13 @@ def fold(events: Iterable[Event]) -> Screen:
     for event in events:
         folded.add(event)
     return folded.screen()
+
+
+def _in_numbers(event: Stepped) -> str:
+    """Reward or accuracy, gradient norm, KL, and the verdict if the step was refused."""
+    names = {"reward": "reward", "sft/accuracy": "accuracy", "grad_norm": "norm", "kl": "kl"}
+    values = [f"{label} {event.metrics[name]:.3g}" for name, label in names.items() if name in event.metrics]
+    return " ".join([*values, event.verdict.name] if event.refused else values)
 
 
 def _append(columns: tuple[list[int], list[float]], step: int, value: float) -> None:

@@ -26,8 +26,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from grpo_lab.config.schema import planned_steps
-from grpo_lab.events import Ended, Evaluated, Event, Resumed, Started, Stepped, encodable, to_json
+from grpo_lab.events import Event, Resumed, encodable, to_json
 
 if TYPE_CHECKING:  # torch takes seconds to import, and lists of names need none of it
     from grpo_lab.config.schema import Config
@@ -121,31 +120,21 @@ def progress() -> Progress:
 
 
 class ProgressView:
-    """A session's view: a bar, and the step in numbers."""
+    """A session's view: a bar, and the last event in one line."""
 
     def __init__(self, bars: Progress, title: str) -> None:
-        self._bars = bars
+        from grpo_lab.analysis.run_state import Fold
+
+        self._bars, self._run = bars, Fold()
         self._task: TaskID = bars.add_task(title, total=None, note="loading")
 
     def show(self, event: Event) -> None:
         """Move the bar to this event."""
-        if isinstance(event, Started):
-            self._bars.update(self._task, total=sum(planned_steps(event.config).values()), note="")
-        elif isinstance(event, Stepped):
-            self._bars.update(self._task, completed=event.step + (not event.failed), note=in_numbers(event))
-        elif isinstance(event, Evaluated):
-            self._bars.update(self._task, note=f"held-out reward {event.reward:.3f}")
-        elif isinstance(event, Resumed):
-            self._bars.reset(self._task, completed=event.step, note=f"resumed: {event.reason}".removesuffix(": "))
-        elif isinstance(event, Ended):
-            self._bars.update(self._task, note=event.status)
-
-
-def in_numbers(event: Stepped) -> str:
-    """A step in numbers: reward or accuracy, gradient norm, KL, and the verdict if the step was refused."""
-    names = {"reward": "reward", "sft/accuracy": "accuracy", "grad_norm": "norm", "kl": "kl"}
-    shown = [f"{label} {event.metrics[name]:.3g}" for name, label in names.items() if name in event.metrics]
-    return " ".join([*shown, event.verdict.name] if event.refused else shown)
+        self._run.add(event)
+        if isinstance(event, Resumed):  # the time that is left is of the steps since then
+            self._bars.reset(self._task, completed=self._run.completed)
+        run = self._run
+        self._bars.update(self._task, total=run.num_steps or None, completed=run.completed, note=run.news)
 
 
 def table(rows: Iterable[Sequence[str]], title: str | None = None, gap: int = 2) -> Table:

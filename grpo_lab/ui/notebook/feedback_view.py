@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from grpo_lab.config.schema import Config, planned_steps
+from grpo_lab.analysis.run_state import Fold
 from grpo_lab.course import translation, trials
 from grpo_lab.course.editions import prose
 from grpo_lab.course.evaluate import all_right, folded
@@ -16,7 +16,6 @@ from grpo_lab.messages import language, text
 from grpo_lab.paths import is_installed, labs_directory
 from grpo_lab.runs.summary import summary
 from grpo_lab.ui import html
-from grpo_lab.ui.console import in_numbers
 from grpo_lab.ui.notebook.predictions import Verdict
 from grpo_lab.ui.notebook_mode import headless, without_answers
 
@@ -134,20 +133,20 @@ def said(key: str, **values: Any) -> str:
 class _Line:
     """A view of runs: one line of output that changes in place."""
 
-    def __init__(self, name: str = "", steps: int = 0) -> None:
-        self._name, self._steps, self._runs = name, steps, 0
+    def __init__(self) -> None:
+        self._run, self._runs = Fold(), 0
         self._display = f"grpo-lab-line-{time.monotonic_ns()}"
         self._shown_at, self._shown = 0.0, False
 
     def show(self, event: Event) -> None:
         """Update the line for this event."""
         if isinstance(event, Started):
-            self._runs += 1
-            self._name, self._steps = event.config["run"]["name"], sum(planned_steps(event.config).values())
-        elif isinstance(event, Stepped) and not headless() and time.monotonic() - self._shown_at > _INTERVAL:
-            self._update(self._words(said("step", step=event.step + 1, steps=self._steps), event))
+            self._run, self._runs = Fold(), self._runs + 1
+        self._run.add(event)
+        if isinstance(event, Stepped) and not headless() and time.monotonic() - self._shown_at > _INTERVAL:
+            self._update(self._words(said("step", step=event.step + 1, steps=self._run.num_steps)))
 
-    def _words(self, step: str, event: Stepped) -> str:
+    def _words(self, step: str) -> str:
         raise NotImplementedError
 
     def _update(self, text: str) -> None:
@@ -158,26 +157,21 @@ class _Line:
 class RunLine(_Line):
     """A session's view: one line that follows the run and ends with its summary."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config.run.name, sum(planned_steps(config.to_dict()).values()))
-        self._events: list[Event] = []
-
     def show(self, event: Event) -> None:
         """Update the line for this event."""
-        self._events.append(event)
         super().show(event)
         if isinstance(event, Ended):
-            self._update(f"{self._name}: {summary(self._events)}")
+            self._update(f"{self._run.name}: {summary(self._run.events)}")
 
-    def _words(self, step: str, event: Stepped) -> str:
-        return f"{self._name}: {step}, {in_numbers(event)}"
+    def _words(self, step: str) -> str:
+        return f"{self._run.name}: {step}, {self._run.news}"
 
 
 class CheckLine(_Line):
     """The view of all runs of a check, whose number nobody knows before its end."""
 
-    def _words(self, step: str, event: Stepped) -> str:
-        return said("checking", run=self._runs, name=self._name, step=step)
+    def _words(self, step: str) -> str:
+        return said("checking", run=self._runs, name=self._run.name, step=step)
 
     def clear(self) -> None:
         """Empty the line, if there is one."""

@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
-from grpo_lab.analysis.run_state import fold
+from grpo_lab.analysis.run_state import Screen, Series, fold
 from grpo_lab.analysis.screen_words import status_words
 from grpo_lab.config.schema import planned_steps
-from grpo_lab.events import Evaluated, Event, Started, Stepped
+from grpo_lab.events import Event
 from grpo_lab.messages import text
 from grpo_lab.metrics import METRICS, of_objective
 from grpo_lab.ui.plots import style
@@ -31,7 +32,7 @@ def rewards_figure(groups: Mapping[str, Mapping[str, Iterable[Event]]], num_step
         axes.set(xlim=(-0.5, num_steps + 0.5), ylim=(-0.03, 1.0))
         for look, (name, events) in zip(style.looks(runs), runs.items(), strict=True):
             screen = fold(events)
-            steps, values = screen.series.get("reward", ((), ()))
+            steps, values = screen.series.get("reward", Series())
             line = {"color": look.colour, "ls": look.line, "lw": 3.4 if name == names[-1] else 2.0}
             axes.plot(steps, smooth(values, 3), marker=look.marker, ms=4, markevery=5, **line)
             if screen.crash_step is not None:
@@ -54,7 +55,7 @@ def objectives_figure(
 
     With `reward` diamonds are held-out rewards; otherwise bands are shaded and the axis is logarithmic.
     """
-    rows = (len(runs) + 4) // 5
+    screens, rows = list(map(fold, runs.values())), (len(runs) + 4) // 5
     height = 4.9 + 0.26 * (rows - 1)
     top = 1 - (0.95 + 0.26 * rows) / height
     figure, plots = _plots(height, title, list(runs), 5, bands, top=top, bottom=0.62 / height)
@@ -65,9 +66,9 @@ def objectives_figure(
             axes.set_ylim(bottom=0)
             if band:
                 axes.axhspan(*band, color=style.GREEN, alpha=0.18, lw=0)
-        for place, (look, events) in enumerate(zip(style.looks(runs), runs.values(), strict=True)):
-            _draw_objective(axes, metric, objective, events, look, bold=not place)
-        _stages(axes, next(iter(runs.values()), ()))
+        for place, (look, screen) in enumerate(zip(style.looks(runs), screens, strict=True)):
+            _draw_objective(axes, metric, objective, screen, look, bold=not place)
+        _stages(axes, screens[0].settings[0][1] if screens and screens[0].settings else {})
     plots[0].set_ylabel(f"{METRICS[metric].label} (mean of 9 steps)")
     return figure
 
@@ -102,27 +103,21 @@ def _plots(
     return figure, plots[: len(of)] if of else plots
 
 
-def _draw_objective(
-    axes: Axes, metric: str, objective: str, events: Sequence[Event], look: style.Look, bold: bool
-) -> None:
+def _draw_objective(axes: Axes, metric: str, objective: str, screen: Screen, look: style.Look, bold: bool) -> None:
     """Draw a run's curve, and with rewards a diamond for each evaluation, which is made before its step."""
-    name = of_objective(metric, objective)
-    found = [(e.step, e.metrics[name]) for e in events if isinstance(e, Stepped) and name in e.metrics]
-    steps, values = zip(*found, strict=True) if found else ((), ())
+    steps, values = screen.series.get(of_objective(metric, objective), Series())
     width, front = (2.8, 4) if bold else (1.5, 3)
     axes.plot(steps, smooth(values, 9), color=look.colour, ls=look.line, lw=width, zorder=front)
     if metric == "reward":
-        evaluated = [e for e in events if isinstance(e, Evaluated) and objective in e.objectives]
+        evaluated = screen.evaluations_of.get(objective, Series())
         held = {"mec": "black", "mfc": look.colour, "ms": 10 if bold else 7, "clip_on": False, "zorder": front + 1}
-        places, heights = [e.step - 0.5 for e in evaluated], [e.objectives[objective] for e in evaluated]
-        axes.plot(places, heights, ls="none", marker=look.marker, **held)
+        axes.plot([step - 0.5 for step in evaluated.steps], evaluated.values, ls="none", marker=look.marker, **held)
 
 
-def _stages(axes: Axes, events: Sequence[Event]) -> None:
+def _stages(axes: Axes, config: Mapping[str, Any]) -> None:
     """Separate and name the stages of a run."""
-    started = next((event for event in events if isinstance(event, Started)), None)
     begin = 0
-    for stage, steps in planned_steps(started.config if started else {}).items():
+    for stage, steps in planned_steps(config).items():
         if begin:
             axes.axvline(begin - 0.5, color=style.GREY, lw=1, ls=":")
         at, where = (begin + steps / 2, 1.0), ("data", "axes fraction")
