@@ -67,6 +67,9 @@ def test_lists(run, words, shown):
     assert (code, err) == (0, "")
     assert [name for name in shown if name not in out] == []
     assert max(map(len, out.splitlines())) <= 80
+    if words != ["doctor"]:
+        names = [each["name"] for each in json.loads(run(*words, "--json")[1])]
+        assert names == [*MODELS] if words == ["models"] else set(names) <= set(shown)
 
 
 def test_help_names_the_exit_codes_and_loads_no_torch():
@@ -185,12 +188,3 @@ def test_a_mistake_is_one_line(run, tmp_path, monkeypatch, code, words, message)
 def test_a_folder_without_a_run_is_one_line(run, tmp_path, words):
     code, out, err = run(*words, tmp_path)
     assert (code, out, err) == (2, "", f"error: {tmp_path} holds no run: config.json is missing\n")
-
-
-@pytest.mark.slow
-def test_a_mistake_in_a_child_is_the_same_line(run, tmp_path):
-    make_mistakes(tmp_path)
-    words = ["--reward", f"{tmp_path / 'bad.py'}:bad", "--child", "--out", tmp_path / "a"]
-    code, out, err = run(*SMOKE, *words)
-    assert (code, out) == (1, "")
-    assert err == "error: reward bad raised KeyError: 'answers'; mend it or return None\n"

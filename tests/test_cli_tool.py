@@ -20,13 +20,11 @@ import grpo_lab as gl
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.cli.app import CODES, app
 from grpo_lab.config import toml
-from grpo_lab.config.algorithms import algorithm_names
-from grpo_lab.config.catalog import guards_named, preset_names, scenario_names
+from grpo_lab.config.catalog import guards_named, scenario_names
 from grpo_lab.config.schema import SECTIONS, Config
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Ended, Resumed, Started, Stepped
-from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import console, live_terminal
 from grpo_lab.ui.live_terminal import drawn, sparkline
 from tests.steps import stopping
@@ -145,27 +143,6 @@ def test_a_bad_config_file_is_one_line(call, tmp_path, monkeypatch, text, words,
 
 
 # --- guards, JSON, weights -------------------------------------------------------------------------------------------
-
-
-def test_guards_are_named_in_one_way():
-    stable = dict(gl.preset("stable").guards)
-    assert guards_named("stable") == stable and guards_named("none") == {}
-    assert list(guards_named("original, skip_spikes,mine.py:Mine")) == ["clip_gradients", "skip_spikes", "mine.py:Mine"]
-
-
-@pytest.mark.parametrize(
-    ("words", "key", "names"),
-    [
-        (["scenarios"], "name", scenario_names()),
-        (["presets"], "name", preset_names()),
-        (["algorithms"], "name", algorithm_names()),
-        (["guards"], "name", list(GUARDS)),
-        (["models"], "name", ["tiny", "smollm2-135m"]),
-    ],
-)
-def test_lists_are_json(call, words, key, names):
-    code, out, err = call(*words, "--json")
-    assert (code, err) == (0, "") and [each[key] for each in json.loads(out)] == names
 
 
 def test_a_recording_is_traced_as_json(call, tmp_path):

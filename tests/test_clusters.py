@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_lab.analysis.matrix.cells import cells, columns
-from grpo_lab.analysis.matrix.pool import FarPool, Pool, run_all, run_cell
-from grpo_lab.analysis.matrix.results import Journal
+from grpo_lab.analysis.matrix.pool import FarPool, run_cell
 from grpo_lab.course.editions import build
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.grading import class_run, rules
@@ -44,14 +43,6 @@ def tell_pid(marker: str) -> int:
     return os.getpid()
 
 
-def die_once(marker: str) -> str:
-    """A task whose first worker is killed."""
-    tell_pid(marker)
-    if len(Path(marker).read_text().splitlines()) == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "done"
-
-
 def always_die() -> None:
     """A task that no worker survives."""
     os.kill(os.getpid(), signal.SIGKILL)
@@ -70,14 +61,6 @@ def test_a_task_runs_on_a_worker_and_its_error_arrives(cluster, tmp_path):
         cluster.run(refuse)
 
 
-@pytest.mark.slow
-@QUIET
-def test_a_killed_worker_costs_its_task_one_more_try(cluster, tmp_path):
-    assert cluster.run(die_once, str(tmp_path / "pids")) == "done"
-    first, second = (tmp_path / "pids").read_text().split()
-    assert first != second
-
-
 @QUIET
 @pytest.mark.slow
 def test_a_task_that_no_worker_survives_is_named(cluster):
@@ -93,20 +76,6 @@ def test_a_worker_of_another_version_is_refused(cluster, monkeypatch):
     monkeypatch.setattr(clusters, "package_digest", lambda: "another")
     with pytest.raises(RunError, match=r"the worker on .* has another version of grpo_lab"):
         cluster.run(refuse)
-
-
-@QUIET
-@pytest.mark.slow
-def test_cells_measure_the_same_on_a_worker_and_here(cluster, tmp_path):
-    some = cells(["nan-reward"], columns(["skip_nonfinite"]), seeds=1)[:2]
-    found = []
-    for name, pool in (("far", FarPool(cluster, 120)), ("here", Pool(120))):
-        journal = Journal(tmp_path / name)
-        assert run_all(some, journal, pool, 1)
-        found.append([(each.key, each.fate, each.status, each.message) for each in journal.of(some)])
-        if name == "here":
-            pool.close()
-    assert found[0] == found[1]
 
 
 def test_a_worker_with_other_data_is_refused():

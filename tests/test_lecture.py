@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from html import unescape
 from pathlib import Path
@@ -13,13 +12,11 @@ from grpo_lab import cli
 from grpo_lab.cli import labs as command
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.events import Stepped
-from grpo_lab.messages import VARIABLE, text_in
+from grpo_lab.messages import VARIABLE
 from grpo_lab.runs import recordings
 from grpo_lab.runs.outcome import Learned, outcome
 from grpo_lab.runs.session import Session
 from grpo_lab.ui.widgets.lecture import HEALTHY, KEYS, SCENARIOS, SPEED, Keyboard, Lecture, recording, training
-
-CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
 @pytest.fixture
@@ -188,18 +185,3 @@ def test_a_failure_of_ones_own_is_trained_live(monkeypatch, tmp_path):
     press(lecture, "1", "9")
     assert lecture.name == "kl-hinge" and lecture.panel.config.run.name == "kl-hinge"
     assert "Train live" in lecture._says.value
-
-
-def test_the_lecture_in_chinese(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "en")
-    shown = Lecture(language="zh")
-    try:
-        press(shown, "5", "b")
-        assert all(text_in("zh", f"lecture.button.{name}") in each.description for name, each in shown._buttons.items())
-        said = [shown._says.value, shown._live.description, *(each.description for each in shown._sides.values())]
-        assert all(CHINESE.search(words) for words in said)
-        (keys,) = (child for child in shown.widget.children if isinstance(child, Keyboard))
-        assert [what for _, what in keys.legend][:2] == ["故障", "健康"]
-        assert "loss.log_ratio=old" in shown._heal.value and CHINESE.search(shown._heal.value)
-    finally:
-        shown.panel.reset()

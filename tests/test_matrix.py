@@ -12,17 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
 
-from benchmarks import derive as derivation
 from benchmarks import matrix
 from benchmarks.derive import derive
-from grpo_lab import cli
 from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, columns, only, replaced, rows
 from grpo_lab.analysis.matrix.pool import Pool, run_all
 from grpo_lab.analysis.matrix.results import Fate, Journal, Measurement, from_json, measure, to_csv
@@ -40,7 +38,6 @@ SMOKE = preset("smoke").with_("run.threads=1", "run.num_steps=1", "data.num_prom
 KL = Expectation(metrics={"kl": 1.0})
 LOW = Expectation(below={"reward": 0.1})
 DIES = Expectation(crash="torch.multinomial")
-SHARED = ("run.num_eval=250", "run.threads=1", "run.device=cpu")
 
 
 def cell(*overrides, expect=None, column="none", within=30):
@@ -58,10 +55,6 @@ def test_columns_are_no_guard_each_alone_the_presets_and_stable_without_each():
     assert found["warm_up"] == {"warm_up": stable["warm_up"]} and found["clamp_logits"] == {"clamp_logits": {}}
     for name in stable:
         assert list(found[f"stable - {name}"]) == [other for other in stable if other != name]
-
-
-def test_columns_of_some_guards_are_those_that_tell_about_them():
-    assert set(columns(["warm_up", "skip_spikes"])) == {"none", "skip_spikes", "warm_up", "stable", "stable - warm_up"}
 
 
 def test_every_scenario_meets_every_column_and_only_guards_and_seed_differ():
@@ -128,12 +121,6 @@ def test_the_cause_is_left_in_every_cell_of_an_algorithm():
         assert one.config.faults == case.config().faults
 
 
-def test_a_symptom_that_an_algorithm_cannot_log_is_not_waited_for():
-    found = {one.column: one.expect for one in cells(["stale-rollouts"], {}, 1, algorithms=["sapo", "gspo"])}
-    assert found["gspo"] == scenario("stale-rollouts").expect
-    assert found["sapo"] == Expectation(metrics={"ratio/max": 1.3})
-
-
 @pytest.mark.parametrize(
     ("unhealed", "healed", "good"),
     [(0.2, 0.6, 1), (math.nan, 0.6, 1), (0.7, 0.6, 0), (0.6, 0.6, 0), (0.2, 0.38, 0), (0.2, math.nan, 0)],
@@ -164,16 +151,13 @@ def test_the_key_names_all_that_a_run_depends_on_but_the_name_of_its_column():
     ("name", "named"),
     [
         ("mine.py", lambda file: {"data": {"rewards": [f"{file}:reward"]}}),
-        ("mine.py", lambda file: {"loss": {"kl_estimator": f"{file}:mine"}}),
         ("mine.py", lambda file: {"guards": {f"{file}:Mine": {}}}),
         ("mine.jsonl", lambda file: {"data": {"tasks": file}}),
-        ("mine.jsonl", lambda file: {"objectives": [{"name": "F", "tasks": file}]}),
         ("mine.jsonl", lambda file: {"run": {"stages": ["sft", "grpo"]}, "sft": {"data": file}}),
         ("model.safetensors", lambda file: {"model": {"name": str(Path(file).parent)}}),
-        ("tokenizer.json", lambda file: {"model": {"name": str(Path(file).parent)}}),
         ("tasks/mine.toml", lambda file: {"data": {"tasks": "mine"}}),
     ],
-    ids=["reward", "formula", "guard", "tasks", "tasks of an objective", "sft", "weights", "tokenizer", "own task"],
+    ids=["reward", "guard", "tasks", "sft", "weights", "own task"],
 )
 def test_a_cell_is_trained_again_after_an_edit_of_any_file_that_its_run_reads(monkeypatch, tmp_path, name, named):
     monkeypatch.setattr("grpo_lab.analysis.matrix.cells.data_directory", lambda: tmp_path)
@@ -307,113 +291,52 @@ def mistake(**_):
 """
 
 
-@pytest.fixture(scope="module")
-def uncaring(tmp_path_factory):
-    """Cells that hang, die, and fail between cells that do not, two at a time; the folder that runs were in."""
-    path = tmp_path_factory.mktemp("rewards")
-    (path / "bad.py").write_text(REWARDS)
-    (path / "temporary").mkdir()
+@pytest.mark.slow
+def test_a_cell_that_hangs_or_dies_costs_itself_alone(monkeypatch, tmp_path):
+    """What failed is tried again, since its mistake may have been mended; what hung or died would do so again."""
+    (tmp_path / "bad.py").write_text(REWARDS)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     names = ["mistake", "abort", "sleep", "leave"]
-    bad = [cell(f"data.rewards={path / 'bad.py'}:{name},", column=name) for name in names]
+    bad = [cell(f"data.rewards={tmp_path / 'bad.py'}:{name},", column=name) for name in names]
     good = [cell(f"run.seed={seed}", column=f"well {seed}") for seed in range(2)]
-    journal, pool = Journal(path / "cells.jsonl"), Pool(limit=4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(path / "temporary"))
-        wanted = [*bad[:2], *good, *bad[2:]]  # cells that kill their child come late: each costs another child
+    wanted = [*bad[:2], *good, *bad[2:]]  # cells that kill their child come late: each costs another child
+    journal, told = Journal(tmp_path / "cells.jsonl"), []
+    with closing(Pool(limit=4)) as pool:
         assert run_all(wanted, journal, pool, jobs=2)
         found = {row.column: row for row in journal.of(wanted)}
-        told = []
         assert run_all(wanted, journal, pool, 1, told.append)
-    pool.close()
-    return path, found, told
+    assert {name: row.status for name, row in found.items()} == {
+        **{"sleep": "hung", "abort": "died: SIGABRT", "leave": "died: exit code 3", "mistake": "failed"},
+        **{"well 0": "done", "well 1": "done"},
+    }
+    assert [found[name].fate for name in names] == ["failed", "crashed", "crashed", "crashed"]
+    assert "4 s" in found["sleep"].message and "ValueError: no such key" in found["mistake"].message
+    assert [row.column for row in told] == ["mistake"]
+    assert list((tmp_path / "temporary").iterdir()) == [], "no run folder is left"
 
 
 @pytest.mark.slow
-def test_a_cell_that_hangs_or_dies_costs_itself_alone(uncaring):
-    _, found, _ = uncaring
-    statuses = {name: row.status for name, row in found.items()}
-    well = dict.fromkeys((f"well {seed}" for seed in range(2)), "done")
-    bad = {"sleep": "hung", "abort": "died: SIGABRT", "leave": "died: exit code 3", "mistake": "failed"}
-    assert statuses == well | bad
-    assert [found[name].fate for name in bad] == ["crashed", "crashed", "crashed", "failed"]
-    assert found["sleep"].message == "no end within 4 s" and "ValueError: no such key" in found["mistake"].message
-    assert all(found[name].updates == 1 and found[name].survived for name in well)
-
-
-@pytest.mark.slow
-def test_only_a_cell_that_failed_is_tried_again(uncaring):
-    """Its mistake may have been mended; what hung or died would do so again."""
-    assert [row.column for row in uncaring[2]] == ["mistake"]
-
-
-@pytest.mark.slow
-def test_no_run_folder_is_left(uncaring):
-    path, *_ = uncaring
-    assert list((path / "temporary").iterdir()) == []
-
-
-def command(out, *words):
-    few = ["--scenario", "clip-spreads-nan", "--scenario", "healthy", "--guard", "skip_nonfinite"]
-    options = ["--seeds", "1", "--steps", "3", "--jobs", "1", "--out", str(out)]
-    return [sys.executable, "-m", "grpo_lab", "matrix", *few, *options, *words]
-
-
-def start(out):
-    env = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command(out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-
-
-@pytest.fixture(scope="module")
-def resumed(tmp_path_factory):
-    """A small matrix, killed when three cells are finished, and gone on with: folder, both files of cells, the end."""
-    out = tmp_path_factory.mktemp("matrix") / "out"
-    path, running, end = out / "cells.jsonl", start(out), time.monotonic() + 120
+def test_a_killed_matrix_goes_on_and_writes_table_and_figure(call, tmp_path):
+    words = ["matrix", "--scenario", "clip-spreads-nan", "--scenario", "healthy", "--guard", "skip_nonfinite"]
+    words += ["--seeds", "1", "--steps", "3", "--jobs", "1", "--out", str(tmp_path)]
+    path, env = tmp_path / "cells.jsonl", {**os.environ, "OMP_NUM_THREADS": "1"}
+    running, end = subprocess.Popen([sys.executable, "-m", "grpo_lab", *words], env=env), time.monotonic() + 120
     while not path.exists() or path.read_bytes().count(b"\n") < 3:
         assert time.monotonic() < end and running.poll() is None
         time.sleep(0.005)
     running.kill()
-    running.communicate()
-    killed, said, complained = path.read_bytes(), io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(complained):
-        patch.setattr(sys, "argv", ["grpo-lab", *command(out)[3:]])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    return out, killed, path.read_bytes(), (ended.value.code or 0, said.getvalue(), complained.getvalue())
-
-
-@pytest.mark.slow
-def test_finished_cells_are_not_run_again(resumed):
-    _, killed, finished, _ = resumed
-    assert finished.startswith(killed) and killed.count(b"\n") == 3
-    keys = [from_json(line).key for line in finished.decode().splitlines()]
-    assert len(keys) == len(set(keys)) == 8
-
-
-@pytest.mark.slow
-def test_the_command_writes_table_and_figure(resumed):
-    out, *_, (code, said, complained) = resumed
+    running.wait()
+    killed, (code, said, _) = path.read_bytes(), call(*words)
+    keys = [from_json(line).key for line in path.read_text().splitlines()]
+    assert path.read_bytes().startswith(killed) and len(keys) == len(set(keys)) == 8
     assert code == 0 and "clip-spreads-nan" in said and "heat_map.png" in said
-    assert all(line.startswith("cells: ") for line in complained.splitlines())  # progress, every ten seconds
-    read = list(csv.DictReader(io.StringIO((out / "cells.csv").read_text())))
+    read = list(csv.DictReader(io.StringIO((tmp_path / "cells.csv").read_text())))
     fates = {(row["scenario"], row["column"]): row["fate"] for row in read}
     names = ["none", "skip_nonfinite", "stable", "stable - skip_nonfinite"]
     assert [fates["clip-spreads-nan", name] for name in names] == ["crashed", "stopped", "stopped", "crashed"]
     assert all(fates[HEALTHY, name] == "stopped" for name in names)
-    assert (out / "heat_map.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in out.iterdir()) == ["cells.csv", "cells.jsonl", "heat_map.png"]
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs a command line in this process: exit code and standard error."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["grpo-lab", "matrix", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code or 0, capsys.readouterr().err
-
-    return call
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["cells.csv", "cells.jsonl", "heat_map.png"]
 
 
 def fake(monkeypatch, answer):
@@ -426,8 +349,7 @@ def fake(monkeypatch, answer):
     monkeypatch.setattr(Pool, "run", run)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_ctrl_c_lets_running_cells_end_and_says_how_to_go_on(run, monkeypatch, tmp_path, jobs):
+def test_ctrl_c_lets_running_cells_end_and_says_how_to_go_on(call, monkeypatch, tmp_path):
     begun = []
 
     def answer(one):
@@ -438,36 +360,26 @@ def test_ctrl_c_lets_running_cells_end_and_says_how_to_go_on(run, monkeypatch, t
         return result(one.scenario, one.column, one.seed)
 
     fake(monkeypatch, answer)
-    words = ["--scenario", "cuda-001", "--guard", "warm_up", "--jobs", jobs, "--out", tmp_path / "out"]
-    code, complained = run(*words)
+    words = ["matrix", "--scenario", "cuda-001", "--guard", "warm_up", "--jobs", 2, "--out", tmp_path / "out"]
+    code, _, complained = call(*words)
     lines = (tmp_path / "out" / "cells.jsonl").read_text().splitlines()
     assert code == 130 and 3 <= len(lines) == len(begun) < 12
     assert f"stopped: {len(lines)} of 12 cells are finished" in complained and "goes on from there" in complained
-    assert run(*words)[0] == 0 and len(begun) == 12
+    assert call(*words)[0] == 0 and len(begun) == 12
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("option", "wrong", "right"),
     [
-        (["--scenario", "cuda-01"], 2, "unknown scenario 'cuda-01'; did you mean 'cuda-001'"),
-        (["--scenario", "no/such.toml"], 2, "unknown scenario 'no/such.toml'"),
-        (["--guard", "clip_gradient"], 2, "unknown guard 'clip_gradient'; did you mean 'clip_gradients'"),
-        (["--algorithm", "gsp"], 2, "unknown algorithm 'gsp'; did you mean 'gspo'"),
-        (["--seeds", "0"], 2, "--seeds"),
-        (["--steps", "0"], 2, "--steps"),
-        (["--jobs", "0"], 2, "--jobs"),
+        ("--scenario", "cuda-01", "cuda-001"),
+        ("--guard", "clip_gradient", "clip_gradients"),
+        ("--algorithm", "gsp", "gspo"),
     ],
 )
-def test_a_mistake_is_answered_in_a_line_before_anything_runs(run, tmp_path, words, code, said):
-    found, complained = run(*words, "--out", tmp_path / "out")
-    assert found == code and said in complained and "Traceback" not in complained
+def test_a_mistake_is_answered_in_a_line_before_anything_runs(call, tmp_path, option, wrong, right):
+    code, _, complained = call("matrix", option, wrong, "--out", tmp_path / "out")
+    assert code == 2 and f"'{wrong}'; did you mean '{right}'" in complained and complained.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_that_cannot_be_written_is_named(run, tmp_path):
-    (tmp_path / "file").touch()
-    code, complained = run("--out", tmp_path / "file" / "out")
-    assert code == 1 and "choose a folder with room and permission" in complained
 
 
 # --- findings ------------------------------------------------------------------------------------------------------
@@ -534,17 +446,6 @@ def test_a_run_that_went_well_counts_only_where_the_unguarded_one_failed(found):
     assert Findings(table("a none stopped\na stable stopped")).word("a", "stable") == "did not fail here"
 
 
-def test_a_guard_is_needed_where_leaving_it_out_makes_something_fail(found):
-    lost = ["a (survives 3 to 2 of 3, stopped 3 to 2 of 3)", "b (survives 2 to 1 of 2)"]
-    assert matrix.needed_for(found, "skip_nonfinite") == lost
-    assert matrix.needed_for(found, "clip_gradients") == []
-
-
-def test_costs_and_false_alarms_are_those_of_the_healthy_run(found):
-    assert found.alarms("skip_spikes") == 3 and found.alarms("stable") == 0
-    assert matrix.cost(found, "skip_spikes") == pytest.approx(1.1) and matrix.cost(found, "none") == 1
-
-
 def test_the_page_says_so(found):
     hung = replace(result("b", "warm_up", 0, Fate.CRASHED), status="hung", message="no end within 4 s")
     text = matrix.page(Findings([*found.results, hung]), "heat_map.png", "grpo-lab matrix")
@@ -589,39 +490,6 @@ def test_algorithms_have_a_table_of_their_own():
     assert "## Algorithms" not in matrix.page(Findings(SAID), "a.png", "c")
 
 
-def test_algorithms_stand_beside_guards(run, monkeypatch, tmp_path):
-    fake(monkeypatch, lambda one: result(one.scenario, one.column, one.seed))
-    words = ["--scenario", "cuda-001", "--algorithms", "gspo,tis", "--algorithm", "grpo", "--seeds", 1]
-    assert run(*words, "--out", tmp_path / "a")[0] == 0
-    assert run(*words, "--guards", "warm_up", "--column", "warm_up", "--column", "tis", "--out", tmp_path / "b")[0] == 0
-    read = [csv.DictReader((tmp_path / name / "cells.csv").read_text().splitlines()) for name in "ab"]
-    assert [[row["column"] for row in rows_of_it] for rows_of_it in read] == [
-        ["none", "gspo", "tis", "grpo"],
-        ["warm_up", "tis"],
-    ]
-
-
-def test_the_heat_map_in_words(found):
-    text = matrix.heat_map_in_words(found)
-    assert "2 scenarios by 8 columns of guards, 3 seeds" in text and "stable stops 1 of 2 on every seed: a." in text
-    assert "Stopped by one guard alone: a: skip_nonfinite; b: skip_spikes. By no guard alone: none." in text
-    assert "False alarms on the healthy run: skip_spikes." in text
-
-
-@pytest.mark.parametrize(
-    "rows_of_it",
-    [
-        "a none crashed",
-        "a warm_up stopped\na none crashed",
-        "a stable stopped",
-        "a none stopped\na stable stopped",
-    ],
-    ids=["stable not measured", "a guard alone", "no guard not measured", "the unguarded run does not fail"],
-)
-def test_words_say_nothing_of_stable_where_nothing_was_measured(rows_of_it):
-    assert "stable" not in matrix.heat_map_in_words(Findings(table(rows_of_it)))
-
-
 # --- deriving ------------------------------------------------------------------------------------------------------
 
 
@@ -661,21 +529,6 @@ def test_what_is_needed_is_kept_with_the_cells_that_need_it(stops, kept):
     assert set(derived.dropped) == {"a", "b", "c"} - set(kept)
 
 
-def test_rounds_go_on_until_each_guard_kept_is_needed_beside_the_others():
-    """c only mends what a breaks: it is needed until a has gone."""
-
-    def world(guards):
-        x = "c" in guards or "a" not in guards
-        return [
-            result(HEALTHY, "derived"),
-            result("x", "derived", 0, Fate.STOPPED if x else Fate.SHOWN),
-            result("y", "derived", 0, Fate.STOPPED if {"a", "b"} & set(guards) else Fate.SHOWN),
-        ]
-
-    derived = derive(["c", "a", "b"], world)
-    assert derived.kept == {"b": ("y, seed 0: shown",)} and derived.dropped == ("a", "c")
-
-
 def test_what_disturbs_a_healthy_run_is_never_in_the_set():
     world = World(
         healthy={"a": {"refused": 2}, "b": {"after": 0.31}, "c": {"survived": False}, "d": {"after": 0.38}}, x="a b c d"
@@ -706,22 +559,9 @@ def test_a_guard_counts_for_what_a_run_learns(gain, kept, harmful):
     assert (derived.kept, derived.harmful) == (kept, harmful)
 
 
-def test_a_lesson_is_as_long_as_its_scenarios_trial():
-    (cell,) = cells(["lost-unscale"], {"none": {}}, seeds=1)
-    case, lesson = scenario("lost-unscale"), derivation.trial(cell).config
-    assert lesson == case.config().merged(case.trial).with_guards({}).with_(*SHARED) != cell.config
-
-
 def test_stable_is_the_derived_set():
     published = json.loads((Path(__file__).parents[1] / "docs/matrix/derived.json").read_text())
     assert list(published["kept"]) == list(preset("stable").guards)
-
-
-def test_a_derivation_end_to_end(monkeypatch, tmp_path):
-    world = World(**{"clip-spreads-nan": "skip_nonfinite skip_spikes"})
-    fake(monkeypatch, lambda one: {row.scenario: row for row in world(one.config.guards)}[one.scenario])
-    derivation.main(["skip_spikes", "skip_nonfinite"], ["clip-spreads-nan"], seeds=1, steps=None, jobs=1, out=tmp_path)
-    assert list(json.loads((tmp_path / "derived.json").read_text())["kept"]) == ["skip_spikes"]
 
 
 # --- rows that were measured again -----------------------------------------------------------------------------------
@@ -741,19 +581,6 @@ def measured_later(folder, rows_of_it):
     folder.mkdir()
     (folder / "cells.csv").write_text(to_csv(rows_of_it))
     return folder
-
-
-def test_rows_measured_again_take_the_place_of_the_old_ones(published, tmp_path):
-    again = [replace(row, fate=Fate.SHOWN, grad_norm=INF) for row in SAID if row.scenario == "b"]
-    part = measured_later(tmp_path / "part", again)
-    for number in (1, 2):
-        matrix.main([part], [f"command {number}"], f"because {number}", published)
-    rows_of_it = matrix.read(published / "cells.csv")
-    assert to_csv(rows_of_it) == to_csv([row for row in SAID if row.scenario == "a"] + again)
-    text = (published / "findings.md").read_text()
-    said = [f"The rows of `b` were measured because {number}: `command {number}`." for number in (1, 2)]
-    assert "\n".join(["Made by `first`.", *said]) in text and "| b | shown | none |" in text
-    assert (published / "heat_map.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_scenarios_and_columns_are_measured_as_a_whole_or_not_at_all(published, tmp_path):

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, findSystemFonts, get_font
 from matplotlib.text import Text
@@ -19,7 +18,7 @@ from grpo_lab.metrics import LINKS
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.ui import plots
 from grpo_lab.ui.plots import curves, strip, style
-from grpo_lab.ui.plots.style import STATUSES, VERMILLION
+from grpo_lab.ui.plots.style import STATUSES
 
 INF, NAN = math.inf, math.nan
 CONFIG = preset("smoke").with_(
@@ -179,18 +178,6 @@ def test_a_guard_that_saves_a_run_is_marked_and_named_on_the_curves():
     assert not by_gid(plots.run_figure(rescued()[:3]), "rescue")
 
 
-def test_a_dead_model_has_no_green_badge():
-    dead = plots.run_figure([START, *(stepped(n, metrics={"reward": 0.3 * (n < 4)}) for n in range(8)), DONE])
-    (badge,) = [text for text in dead.texts if text.get_text() == "done, reward lost"]
-    box = badge.get_bbox_patch()
-    assert box and box.get_facecolor()[:3] == to_rgb(VERMILLION)
-
-
-def test_a_refused_step_without_a_norm_has_no_height():
-    figure = plots.run_figure([START, stepped(0), stepped(1, Verdict.SKIP_STEP, metrics={"reward": 0.5}), stepped(2)])
-    assert [list(line.get_ydata()) for line in by_gid(figure, "mark skipped")] == [[len(strip.ROWS) - 1]]
-
-
 def test_one_broken_step_of_thousands_is_seen_in_the_strip():
     events = [START, *(stepped(step, broken=("loss",) if step == 1234 else ()) for step in range(3001))]
     cells, width = strip.grid(fold(events), 0, 3001)
@@ -231,12 +218,6 @@ def test_a_run_cut_short_leaves_room_for_what_it_did_not_reach():
     assert strip.span([fold(CRASHED), fold(run([1.0] * 20))]) == (0, 20)
     assert strip.span([fold([])]) == (0, 10)
     assert strip.span([fold(ODD["late"])]) == (5000, 5010)
-
-
-def test_kl_is_linear_until_it_explodes():
-    scales = {top: plots.run_figure(run([0.1, top])).axes[1].get_yscale() for top in (9.0, 1e6)}
-    assert scales == {9.0: "linear", 1e6: "symlog"}
-    assert [axes.get_yscale() for axes in plots.run_figure(GUARDED).axes[:4]] == ["log", "linear", "linear", "log"]
 
 
 def test_every_value_is_inside_its_axis():
@@ -291,29 +272,6 @@ def test_a_band_that_moves_while_the_model_trains_is_drawn_as_it_was():
     figure = plots.run_figure([start, *steps[:11], moved, *steps[11:], end])
     boxes = [area.get_paths()[0].get_extents() for area in by_gid(figure, "band H")]
     assert [(box.x0, box.x1, round(box.y1, 6)) for box in boxes] == [(-0.5, 9.5, 0.15), (9.5, 19.5, 0.3)]
-
-
-def test_runs_keep_their_colour_and_objectives_their_line():
-    figure = plots.comparison_figure({"one": of_two(), "two": of_two(0.1), "plain": run([0.5] * 20)})
-    found = {objective: by_gid(figure, f"curve kl/{objective}") for objective in "FH"}
-    for lines in found.values():
-        assert len(lines) == 2 and len({line.get_color() for line in lines}) == 2
-        assert len({line.get_linestyle() for line in lines}) == 1
-    assert {line.get_color() for line in found["F"]} == {line.get_color() for line in found["H"]}
-    assert found["F"][0].get_linestyle() != found["H"][0].get_linestyle()
-    legends: list[Any] = [
-        axes.get_legend() for axes in figure.axes if axes.get_legend() and axes in {x.axes for x in found["F"]}
-    ]
-    assert [[text.get_text() for text in legend.get_texts()] for legend in legends] == [["F", "H"]]
-    assert len(by_gid(figure, "band H")) == 1, "equal bands are drawn once"
-    assert len(by_gid(figure, "curve kl")) == 1, "a run without objectives has its own curve"
-
-
-def test_the_words_name_each_objective_and_the_bands():
-    words = plots.alt_text(of_two())
-    assert "KL to reference, F 0.03 to 0.03, KL to reference, H 0.12 to 0.12, reward, F 0.6" in words
-    assert "bands of the KL: F 0.02 to 0.06, H 0.08 to 0.15" in words
-    assert "bands" not in plots.alt_text(GUARDED)
 
 
 @pytest.mark.parametrize("fonts", [[], ["DejaVuSans"], ["NotoSansCJK-Regular"]])

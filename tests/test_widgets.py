@@ -19,7 +19,6 @@ from grpo_lab.runs import child_pool
 from grpo_lab.ui import notebook_mode
 from grpo_lab.ui.widgets import Panel, notebook_display, runner
 from grpo_lab.ui.widgets.parts import Muted
-from grpo_lab.ui.widgets.runner import Runner
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 
 LONG = ("run.num_steps=100000",)
@@ -431,23 +430,6 @@ def test_every_slider_has_its_place_and_its_help(name):
         assert row.inputs[1].value == pytest.approx(row.slider.high)
         (override,) = told
         assert row.slider.of(Config().with_(override)) == pytest.approx(row.slider.high)
-
-
-@pytest.mark.parametrize("part", ["Run", "threading.Thread"])
-def test_a_run_that_cannot_be_made_gives_its_child_back(monkeypatch, panel, tmp_path, part):
-    child_pool.warm_up()
-    (child,) = child_pool._idle
-
-    def refuse(*_, **__):
-        raise RunError("no run")
-
-    shown, runner = panel(), Runner(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(f"grpo_lab.ui.widgets.runner.{part}", refuse)
-        with pytest.raises(RunError, match="no run"):
-            runner.start(preset("smoke"), shown)
-    assert not runner.running and runner.session is None
-    assert child_pool._idle == [child] and child.alive
 
 
 def test_in_chinese_every_word_is_there(panel, monkeypatch):

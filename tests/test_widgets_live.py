@@ -13,7 +13,6 @@ from matplotlib.text import Text
 from PIL import Image
 
 from grpo_lab.analysis.run_state import CURVES, Fold, fold
-from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
 from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.events import Changed, Ended, Evaluated, LinkNote, Started, Stepped
@@ -77,12 +76,6 @@ def test_what_moved_there_looks_as_if_drawn_anew():
         if count in (9, len(STORY)):
             assert (moved == pixels(LiveFigure(), STORY[:count])).all(), count
     assert figure.backgrounds < 10
-
-
-def test_when_steps_are_many_they_lose_their_symbols():
-    figure, events = LiveFigure(), [started(1000), *(stepped(step) for step in range(62))]
-    pixels(figure, events[:60])
-    assert (pixels(figure, events) == pixels(LiveFigure(), events)).all()
 
 
 def test_a_guard_that_begins_to_act_is_marked_while_the_run_goes_on():
@@ -183,14 +176,6 @@ def test_overlays_are_named_and_their_curves_stay():
     assert (old.get_color(), old.get_linestyle()) != (new.get_color(), new.get_linestyle())
 
 
-def test_the_axes_of_a_recording_have_room_for_all_of_it():
-    figure, whole = LiveFigure(), fold(STORY)
-    for count in (1, 6, 12):
-        figure.draw(fold(STORY[:count]), {}, [whole])
-    assert figure._axes["grad_norm"].get_ylim()[1] >= 812
-    assert figure._axes["kl"].get_ylim()[1] >= 30
-
-
 @pytest.fixture(scope="module")
 def long_run():
     """Ten thousand steps, every third one refused, with a spike in one."""
@@ -255,23 +240,6 @@ def test_requests_within_a_frame_are_drawn_once_and_the_last_is_drawn(fast):
     assert seen == [0, 99]
 
 
-def test_a_frame_that_fails_does_not_end_all_frames(fast, capsys):
-    drawn = []
-
-    def render(_):
-        drawn.append(1)
-        if len(drawn) == 1:
-            raise ValueError("the first one fails")
-        return False
-
-    each = RenderThread(render)
-    for _ in range(2):
-        each.request()
-        assert each.settle()
-    assert len(drawn) == 2
-    assert capsys.readouterr().err.count("ValueError: the first one fails") == 1
-
-
 def test_time_goes_back_and_is_played(monkeypatch):
     moved, now = [], [0.0]
     monkeypatch.setattr("grpo_lab.ui.widgets.timeline.time.monotonic", lambda: now[0])
@@ -320,26 +288,3 @@ def test_two_threads_never_draw_letters_at_once(monkeypatch, tmp_path):
     assert (tmp_path / "a.png").exists()
     assert overlaps
     assert not any(overlaps)
-
-
-def test_objectives_have_curves_of_their_own_that_move():
-    config = preset("dual").with_("run.stages=grpo").to_dict()
-    events: list[Any] = [Started(config, 30, "cpu")]
-
-    def at(step: int, kl: float) -> Stepped:
-        run: dict[str, Any] = {"kl": 5.0, "reward": 5.0, "grad_norm": 1.0, "ratio/max": 1.0}
-        own: dict[str, Any] = {"kl/F": kl, "kl/H": 0.1, "reward/F": 0.5, "reward/H": 0.2}
-        return stepped(step, **run, **own)
-
-    events += [at(step, 0.03 + 0.001 * step) for step in range(20)]
-    figure = LiveFigure()
-    pixels(figure, events[:-1])
-    before = figure.backgrounds
-    moved = pixels(figure, events)
-    assert figure.backgrounds == before, "one more step moves points only"
-    assert line(figure, "kl", "curve kl/F").get_ydata()[-1] == pytest.approx(0.049)
-    assert list(line(figure, "reward", "curve reward/H").get_ydata()) == [0.2] * 20
-    assert (moved == pixels(LiveFigure(), events)).all()
-    kept = {"kept": fold([Started(config, 30, "cpu"), *(at(step, 0.01) for step in range(9))])}
-    pixels(figure, events, kept)
-    assert line(figure, "kl", "curve kl/F").get_ydata()[-1] == pytest.approx(0.049), "of the run in focus"
