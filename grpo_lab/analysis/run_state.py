@@ -9,16 +9,15 @@ from typing import Any, NamedTuple
 from grpo_lab.analysis.series import Band, Series, bands
 from grpo_lab.analysis.series import decimate as decimate
 from grpo_lab.analysis.series import shown as shown
-from grpo_lab.analysis.step_status import status_of, worst_action
-from grpo_lab.analysis.tally import Tally, by_design, count
 from grpo_lab.config.schema import Config, planned_steps
-from grpo_lab.core.hooks import Verdict
+from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Changed, Ended, Evaluated, Event, Resumed, Started, Stepped
 from grpo_lab.messages import Sentence
-from grpo_lab.metrics import of_objective
+from grpo_lab.metrics import metric, of_objective, of_run
 from grpo_lab.runs.first_break import ChainBreak, first_break, statuses
 from grpo_lab.runs.outcome import Learned, Outcome, outcome, poisoned
+from grpo_lab.training.guards import GUARDS
 
 MULTINOMIAL = "torch.multinomial"
 CURVES = ("grad_norm", "kl", "reward", "ratio/max")
@@ -27,6 +26,8 @@ BY_OBJECTIVE = ("kl", "reward")
 _RESULTS = {Learned.LEARNED: "done, learned", Learned.NOTHING: "done, learned nothing"}
 _RESULTS |= {Learned.LOST: "done, reward lost", Learned.UNKNOWN: "done"}
 _KINDS = {Verdict.SKIP_STEP: "skipped", Verdict.ROLL_BACK: "rolled back", Verdict.STOP: "stopped"}
+_DOING = {Verdict.SKIP_STEP: "skipping", Verdict.ROLL_BACK: "rolling back", Verdict.STOP: "stopping"}
+_WATCHED = ("grad_norm", "kl", "loss", "ratio/max")
 
 
 class Mark(NamedTuple):
@@ -39,6 +40,27 @@ class Mark(NamedTuple):
     step: int
     kind: str
     text: str
+
+
+class Tally(NamedTuple):
+    """The actions of one guard or fault so far."""
+
+    actions: int
+    steps: int
+    since: int
+    """The first step in which it changed or refused something, -1 before."""
+    last_step: int
+    verdict: Verdict
+    reason: str
+
+
+def by_design(guard: str) -> bool:
+    """Whether a guard acts in healthy runs too, as `clip_gradients` does; a guard of the user's own does not count.
+
+    >>> by_design("clip_gradients"), by_design("clamp_log_ratio")
+    (True, False)
+    """
+    return guard in GUARDS and bool(GUARDS[guard].changes_healthy_runs)
 
 
 @dataclass(frozen=True)
@@ -199,8 +221,8 @@ class Fold:
             _append(self._columns.setdefault(name, ([], [])), event.step, value)
         for action in event.actions:
             if action.kind in self._tallies:
-                count(self._tallies[action.kind], action, event.step)
-        worst = worst_action(event)
+                self._count(self._tallies[action.kind], action, event.step)
+        worst = _worst_action(event)
         guards = [action.name for action in event.actions if action.kind == "guard"]
         acted = ("by design" if all(map(by_design, guards)) else "acted") if guards else ""
         if kind := _KINDS.get(event.verdict, acted):
@@ -210,6 +232,12 @@ class Fold:
             row[MULTINOMIAL] = "healthy"
         self._strip[event.step] = self._rows.setdefault(tuple(row.items()), row)  # most rows are equal: keep one object
         self._poisoned = poisoned([event], self._poisoned)
+
+    def _count(self, tallies: dict[str, Tally], action: Action, step: int) -> None:
+        old = tallies.get(action.name, Tally(0, 0, -1, -1, Verdict.KEEP, ""))
+        since = step if old.since < 0 and action.verdict > Verdict.KEEP else old.since
+        steps = old.steps + (old.last_step != step)
+        tallies[action.name] = Tally(old.actions + 1, steps, since, step, action.verdict, action.reason)
 
     def _resume(self, event: Resumed) -> None:
         """Forget what was lost, and mark the step at which the run goes on."""
@@ -259,7 +287,28 @@ class Fold:
             return ended.status + (", poisoned" if self._poisoned else ""), ended.message
         if not self._last:
             return ("starting" if self._begun else "waiting"), ""
-        return ("poisoned", "weights are NaN or inf") if self._poisoned else status_of(self._last)
+        return ("poisoned", "weights are NaN or inf") if self._poisoned else _status_of(self._last)
+
+
+def _worst_action(event: Stepped) -> Action | None:
+    """The last of the most severe actions of a step, without those of faults."""
+    actions = [action for action in event.actions if action.kind != "fault"]
+    return max(reversed(actions), key=lambda action: action.verdict, default=None)
+
+
+def _status_of(last: Stepped) -> tuple[str, str]:
+    """The status of a run with finite weights, by its last step, and the reason."""
+    worst = _worst_action(last)
+    if last.verdict in _DOING:
+        return _DOING[last.verdict], Sentence("{}: {}", worst.name, worst.reason) if worst else ""
+    watched = [(name, value) for name, value in last.metrics.items() if of_run(name) in _WATCHED]
+    for name, value in sorted(watched, key=lambda pair: _WATCHED.index(of_run(pair[0]))):
+        usual = metric(name)
+        if not usual.low <= value <= usual.high:
+            if value < usual.low:
+                return "spiking", Sentence("{} {}, usual at least {:g}", usual.label, shown(value), usual.low)
+            return "spiking", Sentence("{} {}, usual up to {:g}", usual.label, shown(value), usual.high)
+    return "healthy", ""
 
 
 def _result(found: Outcome) -> tuple[str, str]:

@@ -13,9 +13,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from grpo_lab.analysis.run_state import CURVES, Screen, shown
+from grpo_lab.analysis.run_state import CURVES, Screen, by_design, shown
 from grpo_lab.analysis.screen_words import describe, status_words, tone
-from grpo_lab.analysis.tally import by_design
 from grpo_lab.messages import spoken, text
 from grpo_lab.metrics import LINKS, METRICS, of_run
 

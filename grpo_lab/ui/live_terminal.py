@@ -6,15 +6,14 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from grpo_lab.analysis.run_state import CURVES, Fold, Screen, shown
-from grpo_lab.analysis.series import Series
+from grpo_lab.analysis.run_state import CURVES, Fold, Screen, Series, shown
 from grpo_lab.events import Event, Resumed
 from grpo_lab.metrics import metric, of_run
 
@@ -67,18 +66,15 @@ def drawn(screen: Screen, width: int, seconds: float, before: int = 0) -> list[s
     left = seconds / made * (screen.num_steps - screen.completed) if made > 0 else math.nan
     eta = "" if screen.over or math.isnan(left) else f"  ETA {left:,.0f} s"
     head = f"{screen.name}  step {screen.completed} of {screen.num_steps}  {seconds:,.0f} s{eta}"
-    curves = [(name, screen.series.get(name, Series())) for key in CURVES for name in screen.curves(key)]
-    labels = [
-        metric(name).label + (f" {owner}" if owner else "")
-        for key in CURVES
-        for name, owner in screen.curves(key).items()
-    ]
-    wide = max(map(len, labels))
-    lines = [head]
-    for (name, series), label in zip(curves, labels, strict=True):
-        last = shown(series.values[-1]) if series.values else "-"
-        room = max(8, width - wide - 12)
-        lines.append(f"{label:<{wide}}  {last:>8}  {sparkline(series.values, room, of_run(name) not in LINEAR)}")
+    labels = {
+        name: f"{metric(name).label} {owner}".rstrip() for key in CURVES for name, owner in screen.curves(key).items()
+    }
+    wide, lines = max(map(len, labels.values())), [head]
+    room = max(8, width - wide - 12)
+    for name, label in labels.items():
+        values = screen.series.get(name, Series()).values
+        last = shown(values[-1]) if values else "-"
+        lines.append(f"{label:<{wide}}  {last:>8}  {sparkline(values, room, of_run(name) not in LINEAR)}")
     acted = ", ".join(f"{name} (step {tally.since})" for name, tally in screen.rescues())
     why = f": {' '.join(screen.message.split())}" if screen.message else ""
     return [
@@ -98,26 +94,19 @@ def sparkline(values: Sequence[float], width: int, log: bool = False) -> str:
     '▁█×∞▅'
     """
     size = math.ceil(len(values) / width) or 1
-    one = _largest if log else statistics.fmean
-    found = [one(values[at : at + size]) for at in range(0, len(values), size)]
-    scaled = [_scaled(value, log) for value in found]
-    finite = [value for value in scaled if math.isfinite(value)]
-    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
-    floor = [
-        low if value == -math.inf and math.isfinite(each) else value for value, each in zip(scaled, found, strict=True)
-    ]
-    return "".join(_block(value, low, high) for value in floor)
+    parts = [values[at : at + size] for at in range(0, len(values), size)]
+    found = [max(part, key=_magnitude) if log else statistics.fmean(part) for part in parts]
+    if log:
+        floor = min((value for value in found if 0 < value < math.inf), default=1.0)
+        found = [math.log10(max(value, floor)) if math.isfinite(value) else value for value in found]
+    finite = [value for value in found if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    return "".join(_block(value, low, high) for value in found)
 
 
-def _largest(values: Iterable[float]) -> float:
-    """NaN if there is one, else the value of the largest magnitude."""
-    return max(values, key=lambda value: math.inf if math.isnan(value) else abs(value))
-
-
-def _scaled(value: float, log: bool) -> float:
-    if not log or not math.isfinite(value):
-        return value
-    return math.log10(value) if value > 0 else -math.inf
+def _magnitude(value: float) -> float:
+    """The absolute value; NaN is above all."""
+    return math.inf if math.isnan(value) else abs(value)
 
 
 def _block(value: float, low: float, high: float) -> str:
