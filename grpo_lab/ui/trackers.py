@@ -75,7 +75,10 @@ class Writing:
     """A view that writes each event at once; `Tracker` puts it into a thread, and an export needs none."""
 
     def __init__(self, record: Record) -> None:
-        self.record = record
+        self.record, self._folder = record, record.directory
+        self._config = encodable(record.config.to_dict())
+        self._run: Any = None
+        """What the tracker gave for the run."""
         self._begun = False
         self._steps: list[Stepped] = []
 
@@ -123,31 +126,27 @@ def numbers_of(event: Stepped) -> dict[str, float]:
 class TensorBoard(Writing):
     """Event files in the run's folder, under `tensorboard`."""
 
-    def __init__(self, record: Record) -> None:
-        super().__init__(record)
-        self._writer: Any = None
-
     def _begin(self, again_from: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = self.record.directory / "tensorboard"
+        folder = self._folder / "tensorboard"
         if self._begun:
-            self._writer.close()
+            self._run.close()
         # With purge_step, TensorBoard leaves out what older files hold from that step on.
-        self._writer = SummaryWriter(str(folder), purge_step=(again_from or 0) if folder.exists() else None)
+        self._run = SummaryWriter(str(folder), purge_step=(again_from or 0) if folder.exists() else None)
         if not self._begun:
-            self._log(0, {"config": json.dumps(encodable(self.record.config.to_dict()), indent=1)})
+            self._log(0, {"config": json.dumps(self._config, indent=1)})
 
     def _log(self, step: int, values: Mapping[str, float | str]) -> None:
         for name, value in values.items():
             if isinstance(value, str):
-                self._writer.add_text(name, f"```\n{value}\n```", step)
+                self._run.add_text(name, f"```\n{value}\n```", step)
             else:
-                self._writer.add_scalar(name, value, step)
+                self._run.add_scalar(name, value, step)
 
     def _close(self, facts: dict[str, str]) -> None:
         self._log(0, facts)
-        self._writer.close()
+        self._run.close()
 
 
 class WandB(Writing):
@@ -156,33 +155,26 @@ class WandB(Writing):
     Steps that it has already are left out; both points of a step that was made twice stay.
     """
 
-    def __init__(self, record: Record) -> None:
-        super().__init__(record)
-        self._run: Any = None
-        self._from = 0
+    _from = 0
 
     def _begin(self, again_from: int | None = None) -> None:
-        if not self._begun:
-            self._init()
-        if again_from is not None:
-            self._from = min(self._from, again_from)
-
-    def _init(self) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
 
-        folder = self.record.directory
-        self._run = wandb.init(
-            project=PROJECT,
-            name=folder.name,
-            id=_identity(folder),
-            resume="allow",
-            dir=str(folder),
-            config=encodable(self.record.config.to_dict()),
-            settings=wandb.Settings(silent=True, console="off"),
-        )
-        self._run.define_metric("*", step_metric="step")
-        last = self._run.summary.get("step") if self._run.resumed else None
-        self._from = 0 if last is None else int(last) + 1
+        if not self._begun:
+            self._run = wandb.init(
+                project=PROJECT,
+                name=self._folder.name,
+                id=_identity(self._folder),
+                resume="allow",
+                dir=str(self._folder),
+                config=self._config,
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+            self._run.define_metric("*", step_metric="step")
+            last = self._run.summary.get("step") if self._run.resumed else None
+            self._from = 0 if last is None else int(last) + 1
+        if again_from is not None:
+            self._from = min(self._from, again_from)
 
     def _log(self, step: int, values: Mapping[str, float | str]) -> None:
         if step >= self._from:
@@ -196,25 +188,20 @@ class WandB(Writing):
 class Trackio(Writing):
     """A run of trackio, in its own local database; both points of a step that was made twice stay."""
 
-    def __init__(self, record: Record) -> None:
-        super().__init__(record)
-        self._trackio: Any = None
-
     def _begin(self, again_from: int | None = None) -> None:
         import trackio  # pyright: ignore[reportMissingImports]
 
-        self._trackio = trackio
+        self._run = trackio
         if not self._begun:
-            folder, config = self.record.directory, encodable(self.record.config.to_dict())
-            name = f"{folder.name}-{_identity(folder)}"
-            trackio.init(project=PROJECT, name=name, config=config, resume="allow", embed=False)
+            name = f"{self._folder.name}-{_identity(self._folder)}"
+            trackio.init(project=PROJECT, name=name, config=self._config, resume="allow", embed=False)
 
     def _log(self, step: int, values: Mapping[str, float | str]) -> None:
-        self._trackio.log(dict(values), step=step)
+        self._run.log(dict(values), step=step)
 
     def _close(self, facts: dict[str, str]) -> None:
-        self._trackio.log(facts)
-        self._trackio.finish()
+        self._run.log(facts)
+        self._run.finish()
 
 
 TRACKERS: dict[str, type[Writing]] = {"tensorboard": TensorBoard, "wandb": WandB, "trackio": Trackio}
