@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from grpo_lab.analysis import markdown
 from grpo_lab.config.algorithms import PART_OF, USED_BY, algorithm, algorithm_names, unused
@@ -26,7 +27,8 @@ _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eigh
 
 def render() -> dict[str, str]:
     """The text of every page by its file name; the same code and data give the same text."""
-    return {name: NOTICE + page() for name, page in PAGES.items()}
+    pages = {name: NOTICE + markdown.render(name, **values) for name, values in _values().items()}
+    return {"README.md": pages.pop("index"), **{f"{name}.md": page for name, page in pages.items()}}
 
 
 def stale(folder: Path) -> list[str]:
@@ -47,28 +49,49 @@ def _changed(folder: Path) -> dict[str, str]:
     return {name: text for name, text in render().items() if there.get(name) != text}
 
 
-def _index() -> str:
-    return markdown.render("index", metrics=METRICS, links=LINKS, guards=GUARDS, scenarios=scenario_names())
-
-
-def _algorithms() -> str:
-    found = sorted(map(algorithm, algorithm_names()), key=lambda each: each.name != "grpo")
-    return markdown.render("algorithms", algorithms=found)
-
-
-def _glossary() -> str:
-    return markdown.render("glossary", terms=data_tables("glossary").values())
-
-
-def _grading() -> str:
+def _values() -> dict[str, dict[str, Any]]:
+    """What the template of each page reads."""
+    cases = [scenario(name) for name in scenario_names()]
     by_lab = {page.name: page.exercises.values() for page in map(lab_page, course_labs())}
-    every = [exercise for exercises in by_lab.values() for exercise in exercises]
-    labs = _NUMBERS[len(by_lab)] if len(by_lab) < len(_NUMBERS) else len(by_lab)
-    return markdown.render("grading", labs=labs, by_lab=by_lab, every=every)
-
-
-def _metrics() -> str:
-    return markdown.render("metrics", metrics=METRICS, links=LINKS, elsewhere=OTHER_NAMES, healthy=_healthy)
+    presets, order = [load_preset(name) for name in preset_names()], list(Stage)
+    return {
+        "index": {"metrics": METRICS, "links": LINKS, "guards": GUARDS, "scenarios": scenario_names()},
+        "algorithms": {
+            "algorithms": sorted(map(algorithm, algorithm_names()), key=lambda each: each.name != "grpo"),
+        },
+        "glossary": {"terms": data_tables("glossary").values()},
+        "grading": {
+            "labs": _NUMBERS[len(by_lab)] if len(by_lab) < len(_NUMBERS) else len(by_lab),
+            "by_lab": by_lab,
+            "every": [exercise for exercises in by_lab.values() for exercise in exercises],
+        },
+        "guards": {
+            "guards": GUARDS,
+            "by_stage": sorted(GUARDS.items(), key=lambda item: order.index(item[1].stage)),
+            "presets": presets,
+            "used": {name for preset in presets for name in preset.config.guards},
+            "docstring": docstring,
+            "settings": settings_of,
+            "idle": _idle,
+            "mentions": partial(_mentions, cases),
+        },
+        "scenarios": {
+            "cases": cases,
+            "configs": {case.name: case.config() for case in cases},
+            "preset": lambda case: load_preset(case.preset),
+            "sections": SECTIONS,
+            "links": LINKS,
+            "models": model_settings(),
+            "faults": FAULTS,
+        },
+        "metrics": {"metrics": METRICS, "links": LINKS, "elsewhere": OTHER_NAMES, "healthy": _healthy},
+        "settings": {
+            "sections": [
+                (name, markdown.first_sentence(cls.__doc__), list(settings_in(name, cls)))
+                for name, cls in classes().items()
+            ]
+        },
+    }
 
 
 def _healthy(metric: Metric) -> str:
@@ -81,30 +104,6 @@ def _healthy(metric: Metric) -> str:
     if math.isinf(high):
         return f"{low:g} and more"
     return f"{high:g} and less" if math.isinf(low) else f"{low:g} to {high:g}"
-
-
-def _settings() -> str:
-    sections = [
-        (name, markdown.first_sentence(cls.__doc__), list(settings_in(name, cls))) for name, cls in classes().items()
-    ]
-    return markdown.render("settings", sections=sections)
-
-
-def _guards() -> str:
-    presets = [load_preset(name) for name in preset_names()]
-    cases = [scenario(name) for name in scenario_names()]
-    order = list(Stage)
-    return markdown.render(
-        "guards",
-        guards=GUARDS,
-        by_stage=sorted(GUARDS.items(), key=lambda item: order.index(item[1].stage)),
-        presets=presets,
-        used={name for preset in presets for name in preset.config.guards},
-        docstring=docstring,
-        settings=settings_of,
-        idle=_idle,
-        mentions=partial(_mentions, cases),
-    )
 
 
 def _idle(name: str) -> str:
@@ -127,29 +126,3 @@ def _mentions(cases: Sequence[Scenario], name: str, kind: str) -> list[str]:
         for texts in getattr(case, kind)
         if any(map(mine.match, texts))
     ]
-
-
-def _scenarios() -> str:
-    cases = [scenario(name) for name in scenario_names()]
-    return markdown.render(
-        "scenarios",
-        cases=cases,
-        configs={case.name: case.config() for case in cases},
-        preset=lambda case: load_preset(case.preset),
-        sections=SECTIONS,
-        links=LINKS,
-        models=model_settings(),
-        faults=FAULTS,
-    )
-
-
-PAGES: dict[str, Callable[[], str]] = {
-    "README.md": _index,
-    "algorithms.md": _algorithms,
-    "glossary.md": _glossary,
-    "grading.md": _grading,
-    "guards.md": _guards,
-    "scenarios.md": _scenarios,
-    "metrics.md": _metrics,
-    "settings.md": _settings,
-}
