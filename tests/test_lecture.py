@@ -2,13 +2,11 @@
 
 import json
 import os
-import sys
 from html import unescape
 from pathlib import Path
 
 import pytest
 
-from grpo_lab import cli
 from grpo_lab.cli import labs as command
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.events import Stepped
@@ -20,37 +18,29 @@ from grpo_lab.ui.widgets.lecture import HEALTHY, KEYS, SCENARIOS, SPEED, Keyboar
 
 
 @pytest.fixture
-def lecture_command(monkeypatch, tmp_path, capsys):
-    """`grpo-lab lecture …` in an empty folder: what JupyterLab was told, exit code, standard error."""
+def told(monkeypatch, tmp_path):
+    """What JupyterLab is told by a command in an empty folder."""
     told = []
     monkeypatch.setattr("jupyterlab.labapp.main", lambda argv: told.append(argv))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/of/the/user")
     monkeypatch.chdir(tmp_path)
-
-    def run(*words: str):
-        monkeypatch.setattr(sys, "argv", ["grpo-lab", "lecture", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return told, end.value.code, capsys.readouterr().err
-
-    return run
+    return told
 
 
 @pytest.mark.parametrize(("user", "more"), [(1000, []), (0, ["--allow-root"])], ids=["user", "root in a container"])
-def test_the_command_opens_the_notebook_alone(lecture_command, monkeypatch, tmp_path, user, more):
+def test_the_command_opens_the_notebook_alone(call, told, monkeypatch, tmp_path, user, more):
     (tmp_path / "labs" / "lecture").mkdir(parents=True)
     (tmp_path / "labs" / "lecture" / "lecture.ipynb").touch()
     monkeypatch.setattr("os.geteuid", lambda: user)
-    told, code, _ = lecture_command("--port", "9000", "--no-browser")
-    assert not code
+    assert call("lecture", "--port", "9000", "--no-browser")[0] == 0
     root, page = f"--ServerApp.root_dir={tmp_path / 'labs' / 'lecture'}", "--LabApp.default_url=/doc/tree/lecture.ipynb"
     assert told == [[root, page, "--ServerApp.port=9000", "--no-browser", *more]]
     ours, users = os.environ["JUPYTER_CONFIG_PATH"].split(os.pathsep)
     assert json.loads(Path(ours, "labconfig", "page_config.json").read_text()) and users == "/of/the/user"
 
 
-def test_the_lecture_of_an_installed_package_is_opened_as_a_copy_that_is_kept(lecture_command, monkeypatch, tmp_path):
+def test_the_lecture_of_an_installed_package_is_opened_as_a_copy_that_is_kept(call, told, monkeypatch, tmp_path):
     package, here = tmp_path / "site-packages" / "grpo_lab", tmp_path / "here"
     for folder in ("data/presets", "labs/lecture"):
         (package / folder).mkdir(parents=True)
@@ -58,28 +48,23 @@ def test_the_lecture_of_an_installed_package_is_opened_as_a_copy_that_is_kept(le
     monkeypatch.setattr("grpo_lab.paths.__file__", str(package / "paths.py"))
     here.mkdir()
     monkeypatch.chdir(here)
-    (told,), code, _ = lecture_command()
-    assert not code and told[0] == f"--ServerApp.root_dir={here / 'work'}"
-    assert (here / "work" / "lecture.ipynb").read_text() == "of the package"
-    (here / "work" / "lecture.ipynb").write_text("saved by JupyterLab")
-    lecture_command()
-    assert (here / "work" / "lecture.ipynb").read_text() == "saved by JupyterLab"
+    assert call("lecture")[0] == 0 and told[0][0] == f"--ServerApp.root_dir={here / 'work'}"
+    copy = here / "work" / "lecture.ipynb"
+    assert copy.read_text() == "of the package"
+    copy.write_text("saved by JupyterLab")
+    call("lecture")
+    assert copy.read_text() == "saved by JupyterLab"
 
 
-def test_without_labs_or_jupyterlab_the_way_out_is_named(lecture_command, tmp_path, monkeypatch):
+def test_without_labs_or_jupyterlab_the_way_out_is_named(call, told, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "LECTURE", "of_nobody")
-    told, code, said = lecture_command()
-    assert (told, code) == ([], 2)
-    assert (
-        said.startswith(f"error: no of_nobody/of_nobody.ipynb in {tmp_path / 'labs'} or ")
-        and "install grpo_lab again" in said
-    )
+    code, _, said = call("lecture")
+    assert code == 2 and str(tmp_path / "labs") in said and "install grpo_lab again" in said
     (tmp_path / "labs" / "of_nobody").mkdir(parents=True)
     (tmp_path / "labs" / "of_nobody" / "of_nobody.ipynb").touch()
     monkeypatch.setattr(command, "find_spec", lambda name: None)
-    told, code, said = lecture_command()
-    assert (told, code) == ([], 1)
-    assert "pip install 'grpo-lab[lab]'" in said
+    code, _, said = call("lecture")
+    assert code == 1 and "pip install 'grpo-lab[lab]'" in said and told == []
 
 
 @pytest.fixture
@@ -177,11 +162,3 @@ def test_space_plays_and_pauses_and_arrows_go_by_steps(lecture):
     assert timeline.position == 0
     press(lecture, " ", "r")
     assert lecture.name == HEALTHY
-
-
-def test_a_failure_of_ones_own_is_trained_live(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    lecture = Lecture(["kl-hinge"])
-    press(lecture, "1", "9")
-    assert lecture.name == "kl-hinge" and lecture.panel.config.run.name == "kl-hinge"
-    assert "Train live" in lecture._says.value

@@ -1,6 +1,6 @@
 """The panel for a lecture: ten recorded failures in teaching order, in large type, controlled by single keys."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import traitlets
 from grpo_lab.config.catalog import Heal, preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.messages import spoken, text, use
-from grpo_lab.runs import recordings
 from grpo_lab.ui import html
 from grpo_lab.ui.widgets import parts
 from grpo_lab.ui.widgets.panel import Panel
@@ -89,23 +88,19 @@ class Keyboard(anywidget.AnyWidget):
 class Lecture:
     """Failures to show in turn: each as it happens (A), and healed, under the guards of `stable`, drawn over it (B).
 
-    Recordings named lecture-<scenario> and lecture-<scenario>-healed are replayed at any speed; every scenario can be
-    trained live in the same panel. Keys: 1 to 9 and D show a failure and 0 the healthy run, space plays and pauses,
-    arrows move one step, Home and End go to the ends, A and B compare, R returns to the healthy run. The code is
-    hidden. `language` is `en` or `zh`, by default the one in use.
+    Recordings are replayed at any speed; every scenario can be trained live in the same panel. Keys: 1 to 9 and D show
+    a failure and 0 the healthy run, space plays and pauses, arrows move one step, Home and End go to the ends, A and B
+    compare, R returns to the healthy run. The code is hidden. `language` is `en` or `zh`, by default the one in use.
     """
 
-    def __init__(
-        self, scenarios: Sequence[str] = SCENARIOS, runs: str | Path = "runs/lecture", language: str | None = None
-    ) -> None:
+    def __init__(self, runs: str | Path = "runs/lecture", language: str | None = None) -> None:
         if language:
             use(language)
-        self.scenarios = (HEALTHY, *scenarios)
         self.panel = Panel(recording=recording(HEALTHY), runs=runs, scale=1.5)
         self.panel.timeline.speed.value = SPEED
         self.name, self.healed = HEALTHY, False
         self._says, self._heal = parts.words("says"), parts.words("heal")
-        self._buttons = {name: self._scenario_button(number) for number, name in enumerate(self.scenarios)}
+        self._buttons = {name: self._scenario_button(number, name) for number, name in enumerate((HEALTHY, *SCENARIOS))}
         self._sides = {
             healed: _button(f"side-{side}", text(f"lecture.{words}"), partial(self.compare, healed))
             for healed, side, words in ((False, "a", "as_it_happens"), (True, "b", "healed"))
@@ -117,8 +112,7 @@ class Lecture:
 
     def show(self, number: int) -> None:
         """Show a failure as it happens, by its place in the order; 0 is the healthy run."""
-        if number < len(self.scenarios):
-            self._present(self.scenarios[number], healed=False)
+        self._present((HEALTHY, *SCENARIOS)[number], healed=False)
 
     def compare(self, healed: bool) -> None:
         """Show the same failure as it happens, or healed and drawn over that."""
@@ -153,31 +147,22 @@ class Lecture:
         self.name, self.healed = name, healed
         self.panel.clear()
         self.panel.choose(training(name, healed))
-        if healed and self._replay(recording(name)):
+        if healed:
+            self.panel.open(recording(name))
             self.panel.keep(text("lecture.as_it_happens"))
-        replayed = self._replay(recording(name, healed))
-        self._show_heading(replayed)
-        if replayed and not self._live.value:
+        self.panel.open(recording(name, healed))
+        self._show_heading()
+        if not self._live.value:
             self.panel.timeline.move(0)
             self.panel.timeline.play()
-
-    def _replay(self, name: str) -> bool:
-        recorded = name in recordings.recording_names()
-        if recorded:
-            self.panel.open(name)
-        return recorded
 
     def _heals(self) -> tuple[Heal, ...]:
         """The heals of the scenario shown; B is the run after the first one."""
         return () if self.name == HEALTHY else scenario(self.name).heals
 
-    def _show_heading(self, replayed: bool) -> None:
+    def _show_heading(self) -> None:
         """Describe the run shown, and mark its buttons."""
-        known = self.name == HEALTHY or self.name in SCENARIOS
-        words = text(f"lecture.says.{self.name}") if known else scenario(self.name).title
-        if not replayed:
-            words = text("lecture.of_your_own", name=words)
-        self._says.value = html.fill("announced", words)
+        self._says.value = html.fill("announced", text(f"lecture.says.{self.name}"))
         self._heal.value = html.fill("healing", *self._heal_in_words())
         for key, button in {**self._buttons, **self._sides}.items():
             chosen = key in (self.name, self.healed)  # marked by weight too, not by colour alone
@@ -210,10 +195,8 @@ class Lecture:
         actions |= {key.lower(): action for key, action in actions.items() if key in "ABDR"}
         return Keyboard(actions, FRAME, {key: text(f"lecture.key.{what}") for key, what in LEGEND.items()})
 
-    def _scenario_button(self, number: int) -> ipywidgets.Button:
-        name = self.scenarios[number]
-        short = text(f"lecture.button.{name}") if name in (HEALTHY, *SCENARIOS) else name
-        words = f"{KEYS[number : number + 1]} {short}".strip()
+    def _scenario_button(self, number: int, name: str) -> ipywidgets.Button:
+        words = f"{KEYS[number]} {text(f'lecture.button.{name}')}"
         return _button(f"scenario-{number}", words, partial(self.show, number))
 
     def _show_controls(self, live: bool) -> None:

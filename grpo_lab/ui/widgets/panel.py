@@ -16,7 +16,7 @@ from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.catalog import preset as preset_config
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
-from grpo_lab.events import Event, Stepped
+from grpo_lab.events import Event
 from grpo_lab.messages import spoken, text
 from grpo_lab.models import loading
 from grpo_lab.runs import child_pool, recordings
@@ -45,7 +45,7 @@ class Panel:
     `guards` sets a preset's guards, or named ones; `overrides` come last. `recording` is a recording's name or a run
     folder, shown at once. `controls` and `guards_shown` name the sliders and switches to show, by default all. Runs
     are saved below `runs`. `scale` enlarges the figure with its letters. `pace` is the most steps a second of a run, 0
-    for full speed, and every run pauses before the step `pause_at`: time to switch a guard on.
+    for full speed.
 
     Without a kernel, or with GRPO_LAB_HEADLESS=1, runs are the same, at full speed, and nothing is drawn. Its language
     is that of `messages.language()` when it is made.
@@ -66,7 +66,6 @@ class Panel:
         runs: str | Path = "runs",
         scale: float = 1.0,
         pace: float = 0,
-        pause_at: int | None = None,
     ) -> None:
         self._recorded = recorded = Session.open(recordings.find(recording)) if recording is not None else None
         base = recorded.config if recorded and what is None and preset is None else what
@@ -78,7 +77,7 @@ class Panel:
         self.session: Session | None = None
         """The session shown last; None before the first."""
         self._watched, self._place = not notebook_mode.headless(), notebook_display.Place()
-        self._pace, self._pause_at = pace, pause_at if self._watched else None
+        self._pace = pace
         self._paused, self._note, self._words_at = False, "", float("-inf")
         self._kept: dict[str, Screen] = {}
         self.figure, self.frames = LiveFigure(scale), RenderThread(self._render)
@@ -120,9 +119,8 @@ class Panel:
         with self._commanding:
             if self._runner.running:
                 return
-            first = {"pace": self._pace, "pause_at": -1 if self._pause_at is None else self._pause_at}
-            history = History(came=lambda event: self._came(history, event))
-            over = start(history, first if self._watched else {})
+            history = History(came=self.refresh)
+            over = start(history, self._pace if self._watched else 0)
             self._paused, self._note = False, ""
             self.timeline.load(history, live=True)
             self.session = session = self._runner.session
@@ -289,13 +287,6 @@ class Panel:
                 self._runner = Runner(self._runs)
             self.config, self.session = config, None
             self._load(())
-
-    def _came(self, history: History, event: Event) -> None:
-        """Take note of an event of the run on screen."""
-        if history is self.timeline.history:
-            if isinstance(event, Stepped) and event.step + 1 == self._pause_at:
-                self._paused = True
-            self.refresh()
 
     def _over(self, over: Future[Run], history: History, session: Run) -> None:
         """Fill the timeline after a run, unless another one is on screen, and list the run among those to open."""

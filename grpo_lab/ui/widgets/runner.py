@@ -3,10 +3,9 @@
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import MappingProxyType
 
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.analysis.screen_words import describe
@@ -47,10 +46,10 @@ class Runner:
         """Whether a run is going on."""
         return self.over is not None and not self.over.done()
 
-    def start(self, config: Config, view: View, commands: Mapping[str, object] = MappingProxyType({})) -> Future[Run]:
+    def start(self, config: Config, view: View, pace: float = 0) -> Future[Run]:
         """Begin a run, shown by a view, and return a future of its end; during a run, that run's future.
 
-        `commands` are given before the first step, each with its value.
+        `pace` is the most steps a second; 0 is full speed.
 
         Raises ConfigError for a config that cannot be run, RunError for a folder that cannot be made.
         """
@@ -60,19 +59,17 @@ class Runner:
             return Run(_with_checkpoints(notebook_mode.settled(config)), directory, child=child)
 
         check(config)
-        return self._begin(make, view, commands)
+        return self._begin(make, view, pace)
 
-    def go_on(
-        self, old: Session, config: Config, view: View, commands: Mapping[str, object] = MappingProxyType({})
-    ) -> Future[Run]:
+    def go_on(self, old: Session, config: Config, view: View, pace: float = 0) -> Future[Run]:
         """Go on with a run that is over, from its newest checkpoint, with the settings of `config` that may change.
 
         Raises RunError for a run that cannot go on.
         """
         recover = live_changes(old.config, config)
-        return self._begin(lambda child: Run.resume(old.directory, recover, child=child), view, commands)
+        return self._begin(lambda child: Run.resume(old.directory, recover, child=child), view, pace)
 
-    def _begin(self, make: Callable[[Child], Run], view: View, commands: Mapping[str, object]) -> Future[Run]:
+    def _begin(self, make: Callable[[Child], Run], view: View, pace: float) -> Future[Run]:
         with self._starting:
             if self.over and self.running:
                 return self.over
@@ -80,8 +77,7 @@ class Runner:
             try:
                 session, over = make(child), Future[Run]()
                 session.views.append(view)
-                for name, value in commands.items():
-                    session.command(name, (str(value),))
+                session.command("pace", (str(pace),))
                 over.set_running_or_notify_cancel()  # cancelling the wait for it must not end the run
                 work = (session, child, over)
                 threading.Thread(target=_run, args=work, name=f"run {session.directory.name}", daemon=True).start()

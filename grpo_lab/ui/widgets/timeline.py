@@ -16,9 +16,9 @@ SPEEDS = (0.5, 1, 2, 5, 10, 20, 50)
 
 
 class History:
-    """The events of a run, and its screen after any step; a view of a run that goes on. `came` gets each new event."""
+    """The events of a run, and its screen after any step; a view of a run that goes on. `came` is called after each."""
 
-    def __init__(self, events: Iterable[Event] = (), came: Callable[[Event], None] = lambda _: None) -> None:
+    def __init__(self, events: Iterable[Event] = (), came: Callable[[], None] = lambda: None) -> None:
         self._came, self._lock = came, threading.RLock()
         self._events: list[Event] = []
         self._steps: list[int] = []
@@ -35,7 +35,7 @@ class History:
         """Take the next event of a run that goes on."""
         with self._lock:
             self._add(event)
-        self._came(event)
+        self._came()
 
     def screen(self, steps: int | None = None) -> Screen:
         """The state after so many steps; None: after all events, with those that follow the last step."""
