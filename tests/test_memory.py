@@ -207,20 +207,6 @@ def test_the_table_of_models_shows_what_a_default_run_keeps(call, monkeypatch):
     assert "MiB (too much)" in call("doctor")[1]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--memory", "events.jsonl"), "events.jsonl holds no config"),
-        (("--model", "tiny"), "--set, --model and --device go with either --verify or --memory CONFIG"),
-    ],
-)
-def test_a_bad_config_is_one_line(call, tmp_path, monkeypatch, words, said):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "events.jsonl").write_text("{}\n{}\n")
-    code, out, err = call("doctor", *words)
-    assert (code, out) == (2, "") and said in err and err.count("\n") == 1
-
-
 def test_free_memory_heeds_the_limit_of_a_container(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text(f"{300 * 2**20}\n")
     (tmp_path / "memory.current").write_text(f"{200 * 2**20}\n")

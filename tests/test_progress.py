@@ -1,12 +1,10 @@
 """Progress over all labs: each check leaves a line, and one page shows every exercise."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from grpo_lab import cli
 from grpo_lab.course import progress, registry
 from grpo_lab.errors import DataError, NotYet, Unanswered
 from grpo_lab.ui.notebook import Lab, feedback_view
@@ -81,23 +79,12 @@ def test_the_first_lab_ends_with_the_page():
     assert code[-2:] == ["lab.progress()", "lab.export()"]
 
 
-def progress_command(monkeypatch, capsys, *words):
-    monkeypatch.setattr(sys, "argv", ["grpo-lab", "labs", "progress", *map(str, words)])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return end.value.code, *capsys.readouterr()
-
-
-def test_the_command_finds_the_folder_of_the_learner(learner, monkeypatch, capsys):
-    code, out, _ = progress_command(monkeypatch, capsys)
-    assert not code and BEGUN in out
-    (learner / "above").mkdir()
-    (learner / "answers").rename(learner / "above" / "answers")
-    (learner / "above").rename(learner / "work")
-    _, out, _ = progress_command(monkeypatch, capsys)
-    assert BEGUN in out
+def test_the_command_finds_the_folder_of_the_learner(learner, call):
+    assert BEGUN in call("labs", "progress")[1]
+    (learner / "work").mkdir()
+    (learner / "answers").rename(learner / "work" / "answers")
+    assert BEGUN in call("labs", "progress")[1]
     (learner / "work").rename(learner / "elsewhere")
-    _, out, _ = progress_command(monkeypatch, capsys, learner / "elsewhere")
-    assert BEGUN in out
-    code, out, said = progress_command(monkeypatch, capsys)
+    assert BEGUN in call("labs", "progress", learner / "elsewhere")[1]
+    code, out, said = call("labs", "progress")
     assert code == 2 and not out and "no answers/progress.jsonl" in said and "name the folder" in said

@@ -82,8 +82,6 @@ def test_a_heal_has_to_learn(checked, steps, change, named):
     assert named in " ".join(said.split())
 
 
-def test_check_needs_a_scenario(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["grpo-lab", "scenarios", "--check"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2 and "name it" in capsys.readouterr().err
+def test_check_needs_a_scenario(call):
+    code, _, err = call("scenarios", "--check")
+    assert code == 2 and "name it" in err
