@@ -16,9 +16,12 @@ NAMES = gl.scenario_names()
 EACH = pytest.mark.parametrize("name", NAMES)
 TRAINED = (
     "accumulation-zeroed",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("cuda-001", "dual-overwrite")),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("cuda-001", "judge-timeout-is-zero", "lora-reference-adapters-on", "dual-overwrite")
+    ),
 )
-"""Heals of three kinds. `python -m benchmarks.runs heals` trains the heal of every scenario, on five seeds."""
+"""Heals of five kinds. `python -m benchmarks.runs heals` trains the heal of every scenario, on five seeds."""
 
 
 @pytest.mark.parametrize("name", TRAINED)

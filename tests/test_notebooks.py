@@ -16,11 +16,13 @@ from nbclient.exceptions import CellExecutionError
 
 from grpo_lab.course import registry
 from grpo_lab.course.editions import build
+from grpo_lab.ui import notebook_mode
 
 ROOT = Path(__file__).parents[1]
 LABS = ROOT / "labs"
-BEGIN = "%reset -f\nfrom grpo_lab.ui import notebook_mode; notebook_mode.SHORT = 5"
+BEGIN = "%reset -f\nfrom grpo_lab.ui import notebook_mode; notebook_mode.SHORT = {}"
 """Runs of 5 steps are enough to run every cell; `GRPO_LAB_FAST=1` alone asks for 12."""
+FEWEST = 5
 OWN = f"import os; os.environ['GRPO_LAB_DATA'] = {str(ROOT / 'tests' / 'own')!r}"
 
 
@@ -46,8 +48,8 @@ def kernel(home):
 def execute(kernel, home):
     """Runs a notebook in an empty namespace and returns it with its outputs."""
 
-    def run(notebook):
-        notebook.cells.insert(0, nbformat.v4.new_code_cell(BEGIN, id="reset"))
+    def run(notebook, steps=FEWEST):
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(BEGIN.format(steps), id="reset"))
         # Should a kernel die, the client starts another: in the same folder, and not in the checkout.
         client = NotebookClient(notebook, timeout=600, km=kernel, resources={"metadata": {"path": str(home)}})
         try:
@@ -106,14 +108,15 @@ LONG = (
 
 
 NAMES = [name for name in build.lab_names(LABS) if name in registry.course_labs()]
-CASES = [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in NAMES]
+CASES = [pytest.param(name, FEWEST, marks=[pytest.mark.slow] if name in LONG else []) for name in NAMES]
+CASES += [pytest.param("02_explosion", notebook_mode.SHORT, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_lab(name, execute):
+@pytest.mark.parametrize(("name", "steps"), CASES)
+def test_a_lab(name, steps, execute):
     learner = nbformat.read(build.place(LABS, name), as_version=4)
     instructor = nbformat.reads(build.notebook(LABS, name, build.INSTRUCTOR), as_version=4)
-    notebook = execute(both(learner, instructor))
+    notebook = execute(both(learner, instructor), steps)
     stubs = [cell.id for cell in notebook.cells if cell.id.endswith("-stub")]
     assert stubs == [f"{name}-{exercise}-stub" for exercise in registry.lab_page(name).exercises]
     looked_at(notebook)

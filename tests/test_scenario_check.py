@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from grpo_lab import cli
 from grpo_lab.analysis.scenario_check import FAILS, STOPPED
 from grpo_lab.paths import data_directory
 
@@ -21,18 +20,14 @@ RATE = "optimizer.learning_rate=*0.01"
 
 
 @pytest.fixture
-def checked(tmp_path, capsys, monkeypatch):
+def checked(tmp_path, call):
     """`checked(cure, decoy)`: the exit code and the table of a scenario of one's own with these claims."""
 
     def run(cure, decoy, cause=CAUSE, seeds="1", heal=""):
         text = DECOYS.sub(f'decoys = [["{decoy}"]]', CURES.sub(f'cures = [["{cure}"]]', cause)).replace(HEALS, heal)
         (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
-        arguments = ["grpo-lab", "scenarios", str(tmp_path / "mine.toml"), "--check", "--seeds", seeds]
-        monkeypatch.setattr("sys.argv", arguments)
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        shown = capsys.readouterr()
-        return ended.value.code or 0, shown.out + shown.err
+        code, out, err = call("scenarios", tmp_path / "mine.toml", "--check", "--seeds", seeds)
+        return code, out + err
 
     return run
 
