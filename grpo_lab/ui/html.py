@@ -4,10 +4,9 @@ import base64
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -106,11 +105,6 @@ def numbers(screen: Screen) -> str:
         "table",
         [header, *([step, *(shown(each.get(step, math.nan)) for each in columns.values())] for step in steps)],
     )
-
-
-def prose(name: str, title: str, sections: Mapping[str, str] = MappingProxyType({})) -> str:
-    """A description: name, title, and sections such as a guard's `Stops`, `Costs` and `Hides`."""
-    return fill("prose", name, title, sections)
 
 
 def figure(pngs: Iterable[bytes], screen: Screen) -> str:

@@ -187,7 +187,7 @@ class Controls:
         return parts.button(name, text(f"panel.{name}"), lambda: self._call(method, *values()), **looks)
 
     def _slide(self, name: str, override: str) -> None:
-        self._about.value = html.prose(text(f"setting.{name}"), SLIDERS[name].help())
+        self._about.value = html.fill("prose", text(f"setting.{name}"), SLIDERS[name].help())
         self._call("set", override)
 
 

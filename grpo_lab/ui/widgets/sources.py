@@ -74,7 +74,7 @@ class Sources:
         found = [(name, value) for name, value in loss.items() if self._loss[name] != value]
         self._changed(*(f"loss.{name}={'none' if value is None else value}" for name, value in found))
         self._described = None
-        self._about.value = html.prose(algorithm, described(algorithm))
+        self._about.value = html.fill("prose", algorithm, described(algorithm))
 
     def _override(self, path: str, value: object) -> None:
         if str(value):
@@ -87,7 +87,7 @@ class Sources:
             return
         self._described = names
         found = catalog.scenario(names[1]) if names[1] else catalog.load_preset(names[0]) if names[0] else None
-        self._about.value = html.prose(found.name, found.title) if found else ""
+        self._about.value = html.fill("prose", found.name, found.title) if found else ""
 
 
 def described(name: str) -> str:

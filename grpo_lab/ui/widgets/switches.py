@@ -44,13 +44,13 @@ class Switches:
     def explain(self, name: str) -> None:
         """Show the rest of the guard's description, or hide it again."""
         about, (_, rest, sections) = self.about[name], described(name)
-        whole = html.prose("", rest, sections)
+        whole = html.fill("prose", "", rest, sections)
         about.value = "" if about.value == whole else whole
 
     def _clicked(self, name: str, on: bool) -> None:
         if name in GUARDS:
             _, _, sections = described(name)
-            self.about[name].value = html.prose("", "", {"Stops": sections["Stops"]}) if on else ""
+            self.about[name].value = html.fill("prose", "", "", {"Stops": sections["Stops"]}) if on else ""
         self._switched(name, on)
 
     def _add(self, names: Sequence[str]) -> None:
