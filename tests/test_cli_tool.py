@@ -361,7 +361,7 @@ def test_the_live_view_draws_in_a_terminal_and_ends_cleanly(tmp_path):
 
 def test_a_sparkline_marks_what_is_not_finite_and_scales_by_magnitude():
     nan, inf = float("nan"), float("inf")
-    assert sparkline([1.0, 10.0, 1000.0, 0.0, nan, inf], 10, log=True) == "▁▃█▁×∞"
+    assert sparkline([10.0, 100.0, 10000.0, 0.0, nan, inf], 10, log=True) == "▁▃█▁×∞"
     assert sparkline([1.0, 1000.0, nan, 1.0], 2, log=True) == "▁×"
     assert sparkline([], 10) == "" and sparkline([3.0, 3.0], 10) == "▁▁"
     assert len(sparkline([1.0] * 1000, 50)) == 50
