@@ -150,30 +150,21 @@ def test_no_words_of_a_curve_lie_over_each_other(monkeypatch, language):
     assert strip_legend.x0 >= cut and strip_legend.y1 <= figure.sizes[0][1], "the legend of the chain is cut off"
 
 
-def test_the_held_out_reward_of_an_overlay_is_drawn_faded():
-    """A kept run lost its diamonds: two runs could not be compared by their held-out reward."""
-    kept = {"unguarded": fold([started(), Evaluated(0, 0.25, 8), *EVENTS[1:], Evaluated(12, 0.45, 8)])}
-    figure, now = LiveFigure(), [started(), Evaluated(0, 0.25, 8), *EVENTS[1:], Evaluated(12, 0.75, 8)]
-    pixels(figure, now, kept)
-    old, new = [each for each in figure._axes["reward"].lines if each.get_gid() == "held out"]
-    assert [np.array(each.get_ydata()).tolist() for each in (old, new)] == [[0.25, 0.45], [0.25, 0.75]]
-    assert old.get_alpha() is not None and new.get_alpha() is None
-    assert old.get_markeredgecolor() != new.get_markeredgecolor()
-    legend = figure._axes["reward"].get_legend()
-    assert legend and [label.get_text() for label in legend.get_texts()] == ["held-out problems"]
-
-
-def test_overlays_are_named_and_their_curves_stay():
-    figure = LiveFigure()
-    kept = {"unguarded": fold([started(), *(stepped(step, reward=0.9) for step in range(20))])}
-    pixels(figure, EVENTS[:5], kept)
-    pixels(figure, EVENTS[:6], kept)
+def test_overlays_are_named_and_their_curves_and_held_out_rewards_stay():
+    kept_steps = [stepped(step, reward=0.9) for step in range(20)]
+    kept = {"unguarded": fold([started(), Evaluated(0, 0.25, 8), *kept_steps, Evaluated(20, 0.45, 8)])}
+    figure, now = LiveFigure(), [started(), Evaluated(0, 0.3, 8), *EVENTS[1:]]
+    pixels(figure, now[:6], kept)
+    pixels(figure, now[:7], kept)
     assert figure.backgrounds == 1
     (legend, *_) = figure._figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["this run", "unguarded"]
     old, new = [each for each in figure._axes["reward"].lines if each.get_gid() == "curve reward"]
     assert [np.size(each.get_xdata()) for each in (old, new)] == [20, 5]
     assert (old.get_color(), old.get_linestyle()) != (new.get_color(), new.get_linestyle())
+    old, new = [each for each in figure._axes["reward"].lines if each.get_gid() == "held out"]
+    assert [np.array(each.get_ydata()).tolist() for each in (old, new)] == [[0.25, 0.45], [0.3]]
+    assert old.get_alpha() is not None and new.get_alpha() is None, "the other run's are faded"
 
 
 @pytest.fixture(scope="module")
