@@ -24,10 +24,9 @@ from grpo_lab.analysis.run_state import fold
 from grpo_lab.cli.app import CODES, app
 from grpo_lab.config import toml
 from grpo_lab.config.algorithms import algorithm_names
-from grpo_lab.config.catalog import guards_named, preset_names, scenario_names
+from grpo_lab.config.catalog import preset_names, scenario_names
 from grpo_lab.config.schema import SECTIONS, Config
 from grpo_lab.core.hooks import Verdict
-from grpo_lab.errors import ConfigError
 from grpo_lab.events import Ended, Resumed, Started, Stepped
 from grpo_lab.models import loading
 from grpo_lab.models.registry import MODELS
@@ -273,14 +272,6 @@ def test_print_config_trains_nothing_and_round_trips(call, tmp_path, monkeypatch
     (tmp_path / "a.toml").write_text(text)
     assert call("train", "--config", "a.toml", "--print-config") == (0, text, "")
     assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
-
-
-@pytest.mark.parametrize("text", ["", ",", " , "])
-def test_no_name_is_not_taken_for_no_guard(text):
-    """As an empty variable of a shell gives it."""
-    assert guards_named("none") == {}
-    with pytest.raises(ConfigError, match="or none"):
-        guards_named(text)
 
 
 def test_set_lies_over_guards_and_algorithm_and_these_over_the_file(call, tmp_path):

@@ -23,7 +23,7 @@ from benchmarks import matrix
 from benchmarks.derive import derive
 from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, columns, only, replaced, rows
 from grpo_lab.analysis.matrix.pool import Pool, run_all
-from grpo_lab.analysis.matrix.results import Fate, Journal, Measurement, from_json, measure, to_csv
+from grpo_lab.analysis.matrix.results import Fate, Journal, from_json, measure, to_csv
 from grpo_lab.analysis.matrix.table import Findings, summary
 from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.config.catalog import TRIAL, Expectation, preset, scenario, scenario_names
@@ -119,17 +119,6 @@ def test_the_cause_is_left_in_every_cell_of_an_algorithm():
         healed = one.config.with_(*case.heals[0].change)
         assert healed != one.config, (one.scenario, one.column)
         assert one.config.faults == case.config().faults
-
-
-@pytest.mark.parametrize(
-    ("unhealed", "healed", "good"),
-    [(0.2, 0.6, 1), (math.nan, 0.6, 1), (0.7, 0.6, 0), (0.6, 0.6, 0), (0.2, 0.38, 0), (0.2, math.nan, 0)],
-)
-def test_a_heal_counts_if_it_gains_and_ends_above_the_unhealed_run(unhealed, healed, good):
-    ends = {"unhealed": unhealed, "healed": healed}
-    found = Findings([result(column=column, before=0.3, after=after) for column, after in ends.items()])
-    assert matrix.heals(found, "a") == (good, 1)
-    assert matrix.heals(Findings([result()]), "a") == (0, 0)
 
 
 def test_a_run_goes_as_far_as_its_file_says_and_further_than_a_warm_up():
@@ -244,14 +233,6 @@ def result(scenario="a", column="none", seed=0, fate=Fate.STOPPED, **more):
     return replace(
         found, **{"key": key, "before": 0.3, "problems": 250, "after": 0.4 if alive else NAN, **names, **more}
     )
-
-
-def test_the_table_is_tidy_and_reads_back():
-    rows_of_it = [result(), result(seed=1, fate=Fate.CRASHED, grad_norm=INF, message='a, "b"\nc')]
-    read = list(csv.DictReader(io.StringIO(to_csv(rows_of_it))))
-    assert [*read[0]] == [field.name for field in dataclasses.fields(Measurement)]
-    assert len(read) == 2 and read[1]["grad_norm"] == "inf" and read[1]["after"] == "" and read[1]["fate"] == "crashed"
-    assert float(read[0]["before"]) == 0.3 and read[0]["survived"] == "True"
 
 
 def test_the_journal_forgets_a_line_that_was_cut_off(tmp_path):
@@ -431,12 +412,6 @@ def found():
     return Findings([*WELL, *SAID])
 
 
-def test_who_stops_what(found):
-    assert [found.stoppers(name, found.guards) for name in "ab"] == [["skip_nonfinite"], ["skip_spikes"]]
-    assert matrix.partial(found, "a") == ["skip_spikes (stops 1, refuses 1 of 3)"] and matrix.partial(found, "b") == []
-    assert matrix.idle(found) == ["clamp_logits"]
-
-
 def test_a_run_that_went_well_counts_only_where_the_unguarded_one_failed(found):
     """And one that failed always counts: a preset may fail where no guard at all does not."""
     assert found.share("a", "skip_spikes") == pytest.approx(1 / 3) and found.share("b", "skip_spikes") == 1
@@ -528,23 +503,6 @@ def test_what_disturbs_a_healthy_run_is_never_in_the_set():
         "b": "the healthy run gains 0.010 of reward with it, 0.100 without",
         "c": "the healthy run does not survive it",
     }
-
-
-@pytest.mark.parametrize(
-    ("gain", "kept", "harmful"),
-    [
-        (lambda guards: 0.2 if "b" in guards else 0.0, {"b": ("x gains 0.00, not 0.20",)}, {}),
-        (lambda guards: 0.0 if "b" in guards else 0.2, {}, {"b": "x gains 0.00, not 0.20"}),
-    ],
-    ids=["needed to learn", "keeps it from learning"],
-)
-def test_a_guard_counts_for_what_a_run_learns(gain, kept, harmful):
-    derived = derive(
-        ["a", "b"],
-        lambda guards: [result(HEALTHY, "derived")],
-        lambda guards: [result("x", "learns", 0, after=0.3 + gain(guards))],
-    )
-    assert (derived.kept, derived.harmful) == (kept, harmful)
 
 
 def test_stable_is_the_derived_set():

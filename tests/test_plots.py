@@ -266,14 +266,6 @@ def test_each_objective_has_a_curve_and_its_band():
     assert held == [0.5, -0.3] and not by_gid(figure, "held out")
 
 
-def test_a_band_that_moves_while_the_model_trains_is_drawn_as_it_was():
-    start, *steps, end = of_two()
-    moved = Changed(10, ("objectives.H.kl_low=0.2", "objectives.H.kl_high=0.3"))
-    figure = plots.run_figure([start, *steps[:11], moved, *steps[11:], end])
-    boxes = [area.get_paths()[0].get_extents() for area in by_gid(figure, "band H")]
-    assert [(box.x0, box.x1, round(box.y1, 6)) for box in boxes] == [(-0.5, 9.5, 0.15), (9.5, 19.5, 0.3)]
-
-
 @pytest.mark.parametrize("fonts", [[], ["DejaVuSans"], ["NotoSansCJK-Regular"]])
 def test_a_chinese_font_is_one_that_has_the_letters(monkeypatch, fonts):
     files = [path for path in findSystemFonts() if Path(path).stem in fonts]

@@ -78,21 +78,6 @@ def test_what_moved_there_looks_as_if_drawn_anew():
     assert figure.backgrounds < 10
 
 
-def test_a_guard_that_begins_to_act_is_marked_while_the_run_goes_on():
-    figure, events = LiveFigure(), [*EVENTS[:6]]
-    pixels(figure, events)
-    assert not [each for each in figure._axes["reward"].texts if each.get_gid() == "rescued by"]
-    pixels(figure, [*events, stepped(5, Verdict.SKIP_STEP)])
-    words = {name: [each.get_text() for each in axes.texts] for name, axes in figure._axes.items() if name in CURVES}
-    assert words["grad_norm"] == words["reward"] == ["skip_spikes"]
-    assert "skip_spikes" not in words["kl"] + words["ratio/max"]
-    (marker,) = [each for each in figure._axes["kl"].lines if each.get_gid() == "rescue"]
-    assert np.array_equal(marker.get_xdata(), [5, 5])
-    again = [*events, stepped(5, Verdict.SKIP_STEP), stepped(6, Verdict.SKIP_STEP)]
-    assert (pixels(figure, again) == pixels(LiveFigure(), again)).all()
-    assert figure.backgrounds == 2  # a later action of the same guard moves points alone
-
-
 def test_on_a_dark_page_the_same_pixels_have_other_colours():
     def colours(half):
         return np.asarray(Image.open(io.BytesIO(half)).convert("RGB")).reshape(-1, 3)
