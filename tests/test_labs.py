@@ -231,7 +231,7 @@ def test_a_run_is_followed_in_one_place(lab, monkeypatch):
     )
     monkeypatch.setattr(feedback_view, "_INTERVAL", 0.0)
     session = Session(preset("smoke").with_("run.threads=1"), lab.runs / "seen")
-    session.views.append(feedback_view.RunLine())
+    session.views.append(feedback_view.RunLine(session.config))
     session.run()
     assert [text.split(",")[0] for text, *_ in said[:-1]] == [f"smoke: step {n} of 3" for n in (1, 2, 3)]
     assert said[-1][0].startswith("smoke: result: too few steps to say")

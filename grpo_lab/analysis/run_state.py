@@ -221,7 +221,7 @@ class Fold:
             _append(self._columns.setdefault(name, ([], [])), event.step, value)
         for action in event.actions:
             if action.kind in self._tallies:
-                self._count(self._tallies[action.kind], action, event.step)
+                _count(self._tallies[action.kind], action, event.step)
         worst = _worst_action(event)
         guards = [action.name for action in event.actions if action.kind == "guard"]
         acted = ("by design" if all(map(by_design, guards)) else "acted") if guards else ""
@@ -232,12 +232,6 @@ class Fold:
             row[MULTINOMIAL] = "healthy"
         self._strip[event.step] = self._rows.setdefault(tuple(row.items()), row)  # most rows are equal: keep one object
         self._poisoned = poisoned([event], self._poisoned)
-
-    def _count(self, tallies: dict[str, Tally], action: Action, step: int) -> None:
-        old = tallies.get(action.name, Tally(0, 0, -1, -1, Verdict.KEEP, ""))
-        since = step if old.since < 0 and action.verdict > Verdict.KEEP else old.since
-        steps = old.steps + (old.last_step != step)
-        tallies[action.name] = Tally(old.actions + 1, steps, since, step, action.verdict, action.reason)
 
     def _resume(self, event: Resumed) -> None:
         """Forget what was lost, and mark the step at which the run goes on."""
@@ -288,6 +282,14 @@ class Fold:
         if not self._last:
             return ("starting" if self._begun else "waiting"), ""
         return ("poisoned", "weights are NaN or inf") if self._poisoned else _status_of(self._last)
+
+
+def _count(tallies: dict[str, Tally], action: Action, step: int) -> None:
+    """Add an action to the tallies."""
+    old = tallies.get(action.name, Tally(0, 0, -1, -1, Verdict.KEEP, ""))
+    since = step if old.since < 0 and action.verdict > Verdict.KEEP else old.since
+    steps = old.steps + (old.last_step != step)
+    tallies[action.name] = Tally(old.actions + 1, steps, since, step, action.verdict, action.reason)
 
 
 def _worst_action(event: Stepped) -> Action | None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from grpo_lab.analysis.run_state import Fold
+from grpo_lab.config.schema import Config
 from grpo_lab.course import translation, trials
 from grpo_lab.course.editions import prose
 from grpo_lab.course.evaluate import all_right, folded
@@ -156,6 +157,10 @@ class _Line:
 
 class RunLine(_Line):
     """A session's view: one line that follows the run and ends with its summary."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self._run.name = config.run.name  # of a run that fails before it begins
 
     def show(self, event: Event) -> None:
         """Update the line for this event."""

@@ -118,7 +118,7 @@ class Lab:
         config = settled(config.with_(f"run.name={name or config.run.name}"))
         with warm_child() as child:
             session = Session(config, new_folder(self.runs / config.run.name), child=child)
-            session.views.append(feedback_view.RunLine())
+            session.views.append(feedback_view.RunLine(config))
             return session.run()
 
     def progress(self) -> None:
