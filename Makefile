@@ -9,8 +9,9 @@ demo: .venv/.core
 	.venv/bin/grpo-lab reproduce
 
 # Two workers with a thread each. Each begins with one half of the files, in order, because a file's tests share what they
-# trained; the one that is done first takes from the end of the other's.
-PYTEST = OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 --dist worksteal
+# trained; the one that is done first takes from the end of the other's. Bytecode is kept, where the environment forbids it
+# too: tests start Python a hundred times, and pytest rewrites each test file.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 --dist worksteal
 
 test: .venv/.dev .venv/.packages
 	$(PYTEST) -m "not slow"

@@ -483,11 +483,11 @@ def hangs(completions, **columns):
 def test_a_child_that_hangs_is_replaced(tmp_path):
     (tmp_path / "hangs.py").write_text(HANGS.format(mark=str(tmp_path / "mark"), at=3))
     reward = (f"data.rewards={tmp_path / 'hangs.py'}:hangs,", "run.num_eval=0")
-    config = SMALL.with_(*reward, "run.max_restarts=1", "run.hang_minutes=0.2")
+    config = SMALL.with_(*reward, "run.max_restarts=1", "run.hang_minutes=0.1")
     session = Session(config, tmp_path / "run", child=True, save_model=True).run()
     (event,) = (event for event in session.events if isinstance(event, Resumed))
     assert session.status == "done" and (event.step, len(session.records)) == (2, 5)
-    assert event.reason == "restart 1 after a crash: no event for 0.2 minutes; the child was ended"
+    assert event.reason == "restart 1 after a crash: no event for 0.1 minutes; the child was ended"
     assert "in hangs" in (tmp_path / "run" / "traceback.txt-2").read_text(), "it says where"
     one = session_of(config, tmp_path / "whole").run()
     assert same(one, session)

@@ -52,8 +52,9 @@ def test_a_dead_child_serves_no_run_and_is_replaced():
     assert fresh.alive and fresh is not child
 
 
-@pytest.mark.parametrize(("asked", "steps"), [("1", 12), ("0", 50), ("", 50)])
-def test_runs_are_cut_only_when_asked(monkeypatch, asked, steps):
+@pytest.mark.parametrize(("asked", "length"), [("1", (12, 16)), ("0", (50, 200)), ("", (50, 200))])
+def test_runs_are_cut_only_when_asked(monkeypatch, asked, length):
     monkeypatch.setenv("GRPO_LAB_FAST", asked)
-    assert notebook_mode.shortened(CONFIG.with_("run.num_steps=50")).run.num_steps == steps
+    run = notebook_mode.shortened(CONFIG.with_("run.num_steps=50", "run.num_eval=200")).run
+    assert (run.num_steps, run.num_eval) == length
     assert notebook_mode.shortened(CONFIG).run.num_steps == 2

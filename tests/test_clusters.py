@@ -114,7 +114,7 @@ def test_ctrl_c_of_a_terminal_leaves_the_workers_alone(tmp_path):
     """The whole process group gets the signal, as in a terminal: running cells finish, and the same command goes on."""
     pytest.importorskip("distributed")
     command = [sys.executable, "-m", "grpo_lab", "matrix", "--scenario", "nan-reward", "--guards", "skip_nonfinite"]
-    command += ["--seeds", "3", "--jobs", "1", "--backend", "dask", "--out", str(tmp_path)]
+    command += ["--seeds", "2", "--steps", "3", "--jobs", "1", "--backend", "dask", "--out", str(tmp_path)]
     journal, said = tmp_path / "cells.jsonl", tmp_path / "said"
     with said.open("w") as stderr:
         process = subprocess.Popen(command, start_new_session=True, stderr=stderr)

@@ -93,30 +93,17 @@ def looked_at(notebook):
         assert warned == [], f"{cell.id} writes to stderr, which costs a learner the points of nbgrader: {warned}"
 
 
-LONG = (
-    "00_start",
-    "02_explosion",
-    "03_error_chain",
-    "04_guards",
-    "05_kl",
-    "06_silent_failures",
-    "07_precision_and_verl",
-    "08_mystery_runs",
-    "09_two_objectives",
-)
-"""Labs that are executed with the slow tests only: they train, or a browser runs them too."""
-
-
 NAMES = [name for name in build.lab_names(LABS) if name in registry.course_labs()]
-CASES = [pytest.param(name, FEWEST, marks=[pytest.mark.slow] if name in LONG else []) for name in NAMES]
-CASES += [pytest.param("02_explosion", notebook_mode.SHORT, marks=pytest.mark.slow)]
+SHORT = {"02_explosion": notebook_mode.SHORT}
+"""A lab in as many steps as `GRPO_LAB_FAST=1` alone asks for."""
 
 
-@pytest.mark.parametrize(("name", "steps"), CASES)
-def test_a_lab(name, steps, execute):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lab(name, execute):
     learner = nbformat.read(build.place(LABS, name), as_version=4)
     instructor = nbformat.reads(build.notebook(LABS, name, build.INSTRUCTOR), as_version=4)
-    notebook = execute(both(learner, instructor), steps)
+    notebook = execute(both(learner, instructor), SHORT.get(name, FEWEST))
     stubs = [cell.id for cell in notebook.cells if cell.id.endswith("-stub")]
     assert stubs == [f"{name}-{exercise}-stub" for exercise in registry.lab_page(name).exercises]
     looked_at(notebook)

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from benchmarks import planted
+from benchmarks.planted import Tried
 
 BUGS = {bug.name: bug for bug in planted.bugs()}
 
@@ -43,4 +44,6 @@ def test_a_bug_that_no_test_notices_survives(monkeypatch, tmp_path, capsys):
     found = re.findall(r"(killed|SURVIVED) in \d+ s, (\S+)", capsys.readouterr().out)
     assert sorted(found) == [("SURVIVED", "harmless"), ("killed", bug.name)]
     assert "1 of 2 killed" in planted.PAGE.read_text(encoding="utf-8")
+    monkeypatch.setattr(planted, "tried", lambda tests, bug=None: Tried("killed" if bug else "SURVIVED", 0.0, ""))
     assert planted.main(["--only", bug.name]) == 0
+    assert f"1 of 1: killed in 0 s, {bug.name}" in capsys.readouterr().out

@@ -168,16 +168,24 @@ def test_a_run_with_a_killed_process_goes_on_by_itself_to_the_same_weights(tmp_p
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+STREAMS = ("run.streams=2", "run.checkpoint_minutes=0")
+"""A run that two processes and one make alike, and that can go on."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """That run by two processes."""
+    config = preset("smoke").with_("run.processes=2", *STREAMS)
+    return Session(config, tmp_path_factory.mktemp("whole") / "run", save_model=True).run(check=True)
+
+
 @pytest.mark.slow
-def test_torchrun_starts_all_processes_of_the_same_run(tmp_path):
+def test_torchrun_starts_all_processes_of_the_same_run(whole, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grpo_lab"]
-    ours = [sys.executable, "-m", "grpo_lab"]
-    settings = ["--preset", "smoke", "--set", "run.streams=2", "--set", "run.checkpoint_minutes=0"]
-    for name, command in (("torchrun", torchrun), ("ours", [*ours])):
-        more = ["--processes", "2"] if name == "ours" else []
-        subprocess.run([*command, "train", *settings, *more, "--out", str(tmp_path / name)], check=True)
-    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("torchrun", "ours")]
-    assert weights[0] == weights[1]
+    settings = [word for setting in STREAMS for word in ("--set", setting)]
+    subprocess.run([*torchrun, "train", "--preset", "smoke", *settings, "--out", str(tmp_path / "run")], check=True)
+    weights = [folder / "model" / "model.safetensors" for folder in (tmp_path / "run", whole.directory)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 @pytest.mark.slow
@@ -202,11 +210,9 @@ def test_all_processes_end_together(tmp_path, how):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_two_processes_goes_on_with_any_number(tmp_path):
-    config = preset("smoke").with_("run.processes=2", "run.streams=2", "run.checkpoint_minutes=0")
-    whole = Session(config, tmp_path / "whole", save_model=True).run(check=True)
+def test_a_checkpoint_of_two_processes_goes_on_with_any_number(whole, tmp_path):
     for processes, tensors in ((2, 0.0), (1, 1e-3)):
-        shutil.copytree(tmp_path / "whole", folder := tmp_path / str(processes))
+        shutil.copytree(whole.directory, folder := tmp_path / str(processes))
         shutil.rmtree(folder / "model")
         lines = (folder / "events.jsonl").read_text().splitlines(keepends=True)
         (folder / "events.jsonl").write_text("".join(lines[:-2]))

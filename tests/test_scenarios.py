@@ -5,6 +5,7 @@
 
 import copy
 import math
+import re
 import statistics
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -130,21 +131,14 @@ def test_it_survives_under_the_stable_guards(name):
     assert bool(moves) == (name not in REFUSED_WHOLE)
 
 
-def listed(kind, quick=()):
-    """(scenario, overrides) for every cure or decoy in the files; slow but for the `quick` scenarios."""
-    return [
-        pytest.param(
-            name,
-            overrides,
-            id=f"{name}: {', '.join(overrides)}",
-            marks=[] if name in quick else [pytest.mark.slow],
-        )
-        for name in NAMES
-        for overrides in getattr(gl.scenario(name), kind)
-    ]
+CURES = [
+    pytest.param(name, cure, id=f"{name}: {', '.join(cure)}", marks=[] if name in REPORTED else [pytest.mark.slow])
+    for name in NAMES
+    for cure in gl.scenario(name).cures
+]
 
 
-@pytest.mark.parametrize(("name", "overrides"), listed("cures", quick=REPORTED))
+@pytest.mark.parametrize(("name", "overrides"), CURES)
 def test_each_cure_stops_it(name, overrides):
     run = attempt(gl.scenario(name), SEED, *overrides, steps=fails_at(name) + MARGIN)
     assert run.harmless
@@ -152,9 +146,28 @@ def test_each_cure_stops_it(name, overrides):
     assert sum(step.updates for step in run.steps) > 0, "a run that never trains is not cured"
 
 
-@pytest.mark.parametrize(("name", "overrides"), listed("decoys"))
-def test_each_decoy_does_not(name, overrides):
-    assert attempt(gl.scenario(name), SEED, *overrides).shown
+HALF_MEASURES = ("train-001", "verl-nan-logprob")
+"""Scenarios that all their decoys together stop, although none does alone."""
+
+
+def lots(name):
+    """The decoys of a scenario in lots: no two of a lot change the same setting or guard."""
+    found: list[dict[str, str]] = []
+    for decoy in gl.scenario(name).decoys:
+        changes = {re.findall(r"guards\.\w+|[\w.]+", override)[0]: override for override in decoy}
+        lot = next((each for each in found if not changes.keys() & each.keys()), None)
+        if lot is None or name in HALF_MEASURES:
+            found.append(changes)
+        else:
+            lot |= changes
+    return [tuple(lot.values()) for lot in found]
+
+
+@pytest.mark.slow
+@EACH
+def test_no_decoy_stops_it_even_with_the_others(name):
+    for overrides in lots(name):
+        assert attempt(gl.scenario(name), SEED, *overrides).shown, overrides
 
 
 def test_a_poisoned_model_answers_with_exclamation_marks_for_ever():

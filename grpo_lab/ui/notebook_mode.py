@@ -6,8 +6,8 @@ import sys
 
 from grpo_lab.config.schema import Config
 
-SHORT = 12
-"""Steps of a run when `GRPO_LAB_FAST` is set."""
+SHORT, FEW = 12, 16
+"""Steps of a run, and held-out problems that it is measured on, when `GRPO_LAB_FAST` is set."""
 
 
 def _asked(*names: str) -> bool:
@@ -32,8 +32,11 @@ def without_answers() -> bool:
 
 
 def shortened(config: Config) -> Config:
-    """The config, with at most 12 steps if runs are cut short."""
-    return config.with_(f"run.num_steps={min(SHORT, config.run.num_steps)}") if fast() else config
+    """The config, with at most 12 steps and 16 held-out problems if runs are cut short."""
+    if not fast():
+        return config
+    least = {"num_steps": min(SHORT, config.run.num_steps), "num_eval": min(FEW, config.run.num_eval)}
+    return config.with_(*(f"run.{name}={value}" for name, value in least.items()))
 
 
 def settled(config: Config) -> Config:

