@@ -125,12 +125,10 @@ class Cycle:
     rate: float = 0.0
     """Learning rate of the optimizer steps, added up."""
     optimizer_steps: int = 0
-    adam: bool = False
-    """Whether the optimizer is one of Adam's family, which moves a weight by about its rate."""
     largest_move: float = 0.0
     """Largest change of one weight in the cycle; NaN if a weight is not finite."""
-    rounding: float = 0.0
-    """Distance of the largest weight to the next number of its dtype."""
+    allowed: float = math.inf
+    """Twice the rate of Adam's family, which moves a weight by about its rate, and the rounding of the largest one."""
 
     @property
     def gradient(self) -> Tensor:
@@ -146,7 +144,7 @@ def watched(trainer: Trainer, reward: Callable[..., list[float | None]], micro_b
         cycle.optimizer_steps += 1
         cycle.rate += max(group["lr"] for group in optimizer.param_groups)
         if cycle.model is None:
-            cycle.adam = "adam" in type(optimizer).__name__.lower()
+            cycle.allowed = 0.0 if "adam" in type(optimizer).__name__.lower() else math.inf
             before.extend((p, p.detach().clone()) for group in optimizer.param_groups for p in group["params"])
             named = trainer.model.named_parameters()
             cycle.gradients = {name: p.grad.detach().clone() for name, p in named if p.grad is not None}
@@ -162,10 +160,12 @@ def watched(trainer: Trainer, reward: Callable[..., list[float | None]], micro_b
         if any(rows.get(name) is None for rows in cycle.objectives):
             raise ConfigError(f"the adapter's step returned no `{name}`; docs/verify.md shows an adapter")
     cycle.model = cycle.model or copy.deepcopy(trainer.model).float().eval()
+    rounding = 0.0
     for parameter, old in before:
         move = (parameter.detach() - old).abs().max().float()
         cycle.largest_move = float(torch.maximum(torch.tensor(cycle.largest_move), move.cpu()))  # NaN stays
-        cycle.rounding = max(cycle.rounding, torch.finfo(old.dtype).eps * float(old.abs().max()))
+        rounding = max(rounding, torch.finfo(old.dtype).eps * float(old.abs().max()))
+    cycle.allowed += 2 * cycle.rate + rounding
     return cycle
 
 
@@ -310,7 +310,7 @@ class Subject:
         matrix = matrix / matrix.norm(dim=0).clamp(min=1e-30)
         weights = torch.linalg.pinv(matrix.T @ matrix, hermitian=True, rtol=1e-7) @ (matrix.T @ target)
         found = {"all": 1 - float((target - matrix @ weights).square().sum() / target.square().sum())}
-        for kind in ("rest", "end", "padding", "prompt"):
+        for kind in ("end", "padding", "prompt"):
             chosen = torch.tensor([each == kind for each in kinds], device=target.device)
             found[kind] = float((matrix[:, chosen] @ weights[chosen]).norm() / target.norm())
         return found
@@ -529,9 +529,8 @@ def optimizer_steps(subject: Subject) -> Result:
 def update_size(subject: Subject) -> Result:
     """The largest change of a weight in a cycle against the learning rate."""
     cycle = subject.cycles[0]
-    limit = 2 * cycle.rate + cycle.rounding if cycle.adam else float("inf")
     said = f"largest change of a weight {cycle.largest_move:.2g}, rate {cycle.rate:.2g}"
-    return 0 < cycle.largest_move <= limit, said, f"> 0, <= {limit:.2g}"
+    return 0 < cycle.largest_move <= cycle.allowed, said, f"> 0, <= {cycle.allowed:.2g}"
 
 
 def terminators(subject: Subject) -> Result:
