@@ -34,8 +34,7 @@ from grpo_lab.analysis.matrix.cells import (
     UNHEALED,
     without,
 )
-from grpo_lab.analysis.matrix.results import Fate, Measurement, to_csv
-from grpo_lab.analysis.matrix.table import Findings, summary
+from grpo_lab.analysis.matrix.results import Fate, Findings, Measurement, summary, to_csv
 from grpo_lab.config.catalog import load_preset, scenario
 from grpo_lab.errors import ConfigError
 from grpo_lab.runs import environment

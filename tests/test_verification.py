@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from typer.testing import CliRunner
 
 import grpo_lab as gl
 from grpo_lab.algorithm import kl
-from grpo_lab.analysis.verification import checks, oracle, verify
+from grpo_lab.analysis import verification
+from grpo_lab.analysis.verification import verify
 from grpo_lab.cli.app import app
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError
@@ -25,18 +27,14 @@ END, OTHER = 256, 17
 """The end token of the tiny model, and `2`, a second one."""
 
 FAILED = {
-    "plain": set(),
     "stable": set(),
-    "dual": set(),
     "dual-overwrite": {"combination"},
     "dual-kl-hinge": {"kl value (F)", "kl value (H)", "kl gradient (F)", "kl gradient (H)"},
     "dual-temperature-ignored": {"temperature (H)"},
     "original": {"temperature", "ratio"},
-    "reported_fix": {"temperature", "ratio"},
     "accumulation-overwrite": {"micro-batches"},
     "accumulation-step-inside": {"micro-batches", "optimizer steps"},
     "accumulation-zeroed": {"gradient", "update size"},
-    "cuda-001": {"update size"},
     "dropout-mismatch": {"ratio", "gradient"},
     "fp16-adam-epsilon": {"update size"},
     "judge-timeout-is-zero": {"unscored"},
@@ -46,7 +44,6 @@ FAILED = {
     "single-generation": {"equal rewards", "gradient", "update size"},
     "stale-rollouts": {"ratio"},
     "temperature-ignored": {"temperature"},
-    "train-001": {"ratio"},
     "truncated-sampling": {"temperature"},
     # A setting is wrong in this one, not the trainer: a check by behaviour has nothing to find.
     "learning-rate-too-high": set(),
@@ -77,8 +74,8 @@ def test_each_objective_and_each_combination_is_verified(way):
     lines = verify("dual-overwrite", [f"loss.combination={way}"])
     assert all(line.ok for line in lines), [line for line in lines if not line.ok]
     assert [line.name for line in lines] == [
-        *(f"{name} ({objective})" for name in checks.EACH for objective in "HF"),
-        *checks.WHOLE,
+        *(f"{name} ({objective})" for name in verification.EACH for objective in "HF"),
+        *verification.WHOLE,
         "combination",
     ]
 
@@ -187,19 +184,6 @@ def test_a_loss_over_the_prompt_is_seen(page):
 
 
 @pytest.mark.slow
-def test_a_trainer_may_have_several_objectives(page):
-    whole = "        return self.loop.cycle(reward, micro_batches)"
-    parts = """        rows = self.loop.cycle(reward, micro_batches)
-        each = {name: value for name, value in rows.items() if torch.is_tensor(value)}
-        halves = ({name: value[part] for name, value in each.items()} for part in (slice(0, 4), slice(4, 16)))
-        return [{"temperature": TEMPERATURE, **half} for half in halves]"""
-    lines = verify(page((whole, parts)))
-    assert all(line.ok for line in lines), [line for line in lines if not line.ok]
-    half = verify(page((whole, f"{parts}[:1]")))
-    assert failed(half) == {"gradient"}, "the tokens of the other objective are missing"
-
-
-@pytest.mark.slow
 def test_the_combination_of_named_objectives_is_verified(page):
     whole = "        return self.loop.cycle(reward, micro_batches)"
     parts = """        rows = self.loop.cycle(reward, micro_batches)
@@ -235,7 +219,7 @@ def test_a_check_without_what_it_needs_is_not_made(page):
 def test_a_step_that_raises_fails_each_check_with_its_line(page):
     lines = verify(page(("        rows = self.sample()\n", "        rows = 1 / 0\n")))
     assert re.fullmatch(r"raised ZeroDivisionError: division by zero \(line \d+\)", found(lines, "ratio").measured)
-    assert failed(lines) == set(checks.EACH | checks.WHOLE) - {"kl value", "kl gradient"}
+    assert failed(lines) == set(verification.EACH | verification.WHOLE) - {"kl value", "kl gradient"}
 
 
 @pytest.mark.parametrize(
@@ -261,20 +245,6 @@ def test_an_adapter_that_cannot_be_used_is_named(tmp_path, text, message):
 # --- the mathematics --------------------------------------------------------------------------------------------------
 
 
-def only_kl(estimator) -> Any:
-    return OnlyKL(estimator)
-
-
-class OnlyKL:
-    """What the KL checks ask of the trainer."""
-
-    def __init__(self, estimator):
-        self.estimator = estimator
-
-    def kl(self, objective):
-        return lambda logprobs, ref_logprobs: self.estimator(ref_logprobs - logprobs)
-
-
 @pytest.mark.parametrize(
     ("estimator", "value", "gradient"),
     [
@@ -288,24 +258,11 @@ class OnlyKL:
     ],
 )
 def test_value_and_gradient_of_an_estimator(estimator, value, gradient):
-    assert checks.kl_value(only_kl(estimator))[0] is value
-    assert checks.kl_gradient(only_kl(estimator))[0] is gradient
-
-
-def test_the_combinations_of_the_oracle():
-    against = torch.tensor([[1.0, 0.0], [-1.0, 1.0]])
-    assert oracle.projected(against).tolist() == [0.5, 1.5] and oracle.added(against).tolist() == [0, 1]
-    assert oracle.projected(against.abs()).tolist() == [2, 1], "nothing to project where none oppose each other"
-    assert torch.allclose(oracle.counts(against, 3 * against[1]), torch.tensor([0.0, 1.0]), atol=1e-5)
-
-
-def test_the_penalty_of_the_hinge_is_six_times_the_kl():
-    assert checks.kl_value(only_kl(kl.hinge))[1] == "expected value 0.0592, KL 0.0099"
-
-
-def test_everything_after_the_first_terminator_is_outside():
-    tokens = torch.tensor([[END, 1, END], [1, OTHER, END], [1, 2, 3]])
-    assert oracle.until_end(tokens, [END, OTHER]).int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    trainer: Any = SimpleNamespace(
+        optional=lambda name: lambda logprobs, ref_logprobs: estimator(ref_logprobs - logprobs)
+    )
+    assert verification.kl_value(trainer)[0] is value
+    assert verification.kl_gradient(trainer)[0] is gradient
 
 
 # --- two terminators, as Llama's generation config lists them ---------------------------------------------------------
@@ -404,8 +361,3 @@ def test_the_command_prints_a_line_a_check_and_fails_with_one(tmp_path):
 def test_a_mistake_is_bad_usage(arguments):
     result = CliRunner().invoke(app, ["doctor", *arguments])
     assert 2 in (result.exit_code, getattr(result.exception, "exit_code", None))
-
-
-def test_the_doctor_still_describes_the_machine():
-    code, output = run()
-    assert code == 0 and "CPU cores" in output

@@ -87,8 +87,7 @@ def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool | FarPool, jobs
 
 def _write(out: Path, results: list[Measurement]) -> None:
     """Write the files and print a summary; exit with code 1 if a cell measured nothing."""
-    from grpo_lab.analysis.matrix.results import Fate, to_csv
-    from grpo_lab.analysis.matrix.table import Findings, summary
+    from grpo_lab.analysis.matrix.results import Fate, Findings, summary, to_csv
     from grpo_lab.ui import plots
 
     found = Findings(results)

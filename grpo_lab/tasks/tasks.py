@@ -21,8 +21,6 @@ T = TypeVar("T")
 EXAMPLE = '{"prompt": "1+1=", "answer": "2"}'
 """A line of a file of problems."""
 MAX_HELD_OUT = 500
-HELD_OUT_REVIEWS = 32
-HELD_OUT_CAPITALS = 57
 DUAL_PROBLEMS = 4000
 """Problems of each task of the dual trainer."""
 # Reward functions are called with these keywords, so a column of the same name could not be passed.
@@ -122,7 +120,7 @@ def reviews() -> Tasks:
     tree = data_tables("tasks/reviews")
     rows = [(review, answer) for answer in ("positive", "negative") for review in tree[answer]]
     problems = [Problem(tree["prompt"].strip().format(review=review), {"answer": answer}) for review, answer in rows]
-    return Tasks("reviews", *split(problems, HELD_OUT_REVIEWS))
+    return Tasks("reviews", *split(problems, 32))
 
 
 def capitals() -> Tasks:
@@ -137,7 +135,7 @@ def capitals() -> Tasks:
     tree = data_tables("tasks/capitals")
     prompt, rows = tree["prompt"].strip(), tree["capitals"].items()
     problems = [Problem(prompt.format(country=country), {"answer": capital}) for country, capital in rows]
-    return Tasks("capitals", *split(problems, HELD_OUT_CAPITALS))
+    return Tasks("capitals", *split(problems, 57))
 
 
 def fairness() -> Tasks:

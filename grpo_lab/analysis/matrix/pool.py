@@ -1,7 +1,6 @@
 """Runs cells in parallel, each in a child process that is kept for the next cell; a child that dies loses one cell."""
 
 import atexit
-import queue
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ class Pool:
 
     def __init__(self, limit: float, keep: Path | None = None) -> None:
         self._limit, self._keep = limit, keep
-        self._idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
+        self._idle: list[Child] = []
         self._busy: set[Child] = set()
 
     def run(self, cell: Cell) -> Measurement:
@@ -51,7 +50,7 @@ class Pool:
         finally:
             timer.cancel()
             self._busy.discard(child)
-            self._idle.put(child)
+            self._idle.append(child)
         if hung.is_set():
             child.wait()
             return measure(cell, session.events, "hung", f"no end within {self._limit:g} s")
@@ -67,15 +66,13 @@ class Pool:
 
     def close(self) -> None:
         """End the idle children."""
-        with suppress(queue.Empty):
-            while True:
-                self._idle.get_nowait().close()
+        while self._idle:
+            self._idle.pop().close()
 
     def _take(self) -> Child:
-        try:
-            child = self._idle.get_nowait()
-        except queue.Empty:
-            child = None
+        child = None
+        with suppress(IndexError):  # none is idle; another thread may have taken the last one
+            child = self._idle.pop()
         if not child or not child.alive:
             child = Child()
             child.ready()  # imports take many seconds on a busy machine, and do not count towards the limit

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from grpo_lab.analysis.matrix.cells import HEALTHY, NONE, REPORTED, STABLE
-from grpo_lab.analysis.matrix.results import Fate
-from grpo_lab.analysis.matrix.table import Findings
+from grpo_lab.analysis.matrix.results import Fate, Findings
 from grpo_lab.ui.plots.style import BLUE, GREY, NORMAL, ORANGE, PLAIN, SMALL, TITLE, legible, new_figure, write
 
 LETTERS = {
