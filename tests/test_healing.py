@@ -91,12 +91,6 @@ def test_a_written_preset_is_the_same_config(tmp_path):
     assert read == config and math.isinf(read.guards["clip_gradients"]["max_norm"])
 
 
-def test_a_written_preset_holds_its_objectives(tmp_path):
-    config = gl.scenario("dual-temperature-ignored").config().with_("objectives.F.rewards=exact_match,")
-    write_preset(config, tmp_path / "healed.toml", "t", "w")
-    assert gl.preset(str(tmp_path / "healed.toml")) == config and len(config.objectives) == 2
-
-
 def dual(*overrides):
     """The preset dual under a name of one's own."""
     return gl.preset("dual").with_("run.name=mine", *overrides)
