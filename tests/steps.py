@@ -10,12 +10,18 @@ from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.runs.session import Session
 from grpo_lab.training.interventions import Step
 from grpo_lab.training.recorder import Recorder
+from grpo_lab.training.trainer import train
 
 
 def step_of(config: Config, index: int = 0, policy: Any = None, **known: Any) -> Step:
     """A step of a run of this config, with these fields known."""
     given = {"sampling": config.sampling, **known}
     return Step(index=index, seed=config.run.seed, config=config, policy=policy, recorder=Recorder(), **given)
+
+
+def steps_of(config: Config, **given: Any) -> list[Stepped]:
+    """The steps of a run of this config."""
+    return [event for event in train(config, **given) if isinstance(event, Stepped)]
 
 
 class Calls:

@@ -9,12 +9,10 @@ from torch import tensor
 from grpo_lab.algorithm.advantages import ADVANTAGES
 from grpo_lab.algorithm.surrogates import CORRECTIONS, LEVELS, SURROGATES, Limits
 from grpo_lab.config.catalog import preset
-from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
-from grpo_lab.events import Stepped
 from grpo_lab.training.registry import FORMULAS, chosen_formulas
-from grpo_lab.training.trainer import train
+from tests.steps import steps_of as steps
 
 LIMITS = Limits(0.2, 0.3, 2.0, 1.5, 2.5)
 
@@ -43,9 +41,6 @@ def test_the_ratio_of_each_level(level, values, slopes):
     ("name", "ratio", "advantage", "loss", "by_log_ratio", "by_logprob"),
     [
         ("clip", 2.0, 1.0, -1.3, 0.0, 0.0),
-        ("clip", 1.1, 1.0, -1.1, -1.1, 0.0),
-        ("clip", 0.5, 1.0, -0.5, -0.5, 0.0),
-        ("clip", 1.5, -1.0, 1.5, 1.5, 0.0),
         ("clip", 3.0, -1.0, 2.0, 0.0, 0.0),  # delta
         ("clip", 0.5, -1.0, 0.8, 0.0, 0.0),
         ("unclipped", 2.0, 1.0, -2.0, -2.0, 0.0),
@@ -129,10 +124,6 @@ def test_the_weight_between_sampler_and_trainer(mode, low, high, weights):
 # In a run ------------------------------------------------------------------------------------------------------------
 
 SMOKE = preset("smoke").with_("run.threads=1", "optimizer.learning_rate=1e-2", "loss.num_iterations=2")
-
-
-def steps(config: Config) -> list[Stepped]:
-    return [event for event in train(config) if isinstance(event, Stepped)]
 
 
 def test_completions_that_were_cut_off_are_not_trained():

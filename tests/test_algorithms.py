@@ -244,19 +244,9 @@ def test_a_correction_leaves_the_kl_alone():
 
 
 def test_every_algorithm_has_its_texts_and_runs():
-    names = {
-        "grpo",
-        "dr_grpo",
-        "dapo",
-        "bnpo",
-        "rloo",
-        "reinforce_plus_plus",
-        "gspo",
-        "gspo_token",
-        "cispo",
-        "sapo",
-        "tis",
-    }
+    names = set(
+        ["grpo", "dr_grpo", "dapo", "bnpo", "rloo", "reinforce_plus_plus", "gspo", "gspo_token", "cispo", "sapo", "tis"]
+    )
     assert names <= set(gl.algorithm_names()) == set(algorithm_names())
     for name in algorithm_names():
         found = algorithm(name)

@@ -27,6 +27,13 @@ def stepped(*links, step=0, actions=(), verdict=Verdict.KEEP):
     return Stepped(step, 1, verdict, {}, links, actions)
 
 
+def broke(*events):
+    """The first break of these events, which have one."""
+    found = first_break(events)
+    assert found is not None
+    return found
+
+
 # Each as the trainer records it, from what differs on: the first broken link, and the links of one update, in order.
 FLOAT16 = (note("kl_delta", 18.0), note("loss", 6e5))
 BREAKS = {
@@ -72,8 +79,7 @@ HEALTHY = stepped(note("rewards"), note("logits"), note("log_ratio"), note("rati
 @pytest.mark.parametrize("operator", BREAKS)
 def test_the_first_broken_link_and_its_operator_are_named(operator):
     link, links = BREAKS[operator]
-    found = first_break([HEALTHY, stepped(*links, step=3), stepped(broken("rewards"), step=4)])
-    assert found is not None
+    found = broke(HEALTHY, stepped(*links, step=3), stepped(broken("rewards"), step=4))
     assert (found.step, found.link, found.caught_by) == (3, link, "")
     assert found.operator.startswith(operator)
     assert LINKS[found.link].label in str(found) and found.operator in str(found)
@@ -81,16 +87,14 @@ def test_the_first_broken_link_and_its_operator_are_named(operator):
 
 @pytest.mark.parametrize("link", ["old_logprobs", "ref_logprobs", "logprobs"])
 def test_a_filtered_token_is_explained_in_whichever_pass_it_shows(link):
-    found = first_break([stepped(note("logits"), broken(link, INF), broken("log_ratio"))])
-    assert found is not None
+    found = broke(stepped(note("logits"), broken(link, INF), broken("log_ratio")))
     assert (found.link, found.operator) == (link, "log of a probability of 0")
     assert "-inf - (-inf) = NaN" in found.explanation
 
 
 @pytest.mark.parametrize("links", [(note("logits"), broken("logprobs", NAN)), (broken("logprobs", INF),)])
 def test_a_logprob_that_is_nan_or_follows_broken_logits_is_no_filtered_token(links):
-    found = first_break([stepped(*links)])
-    assert found is not None
+    found = broke(stepped(*links))
     assert found.operator == "the operator before it"
 
 
@@ -104,8 +108,7 @@ def test_a_logprob_that_is_nan_or_follows_broken_logits_is_no_filtered_token(lin
 )
 def test_float16_is_blamed_only_for_what_was_large(largest, gradient, kl_delta, loss):
     before = (note("kl_delta", kl_delta), note("loss", loss), note("log_ratio_gradient", gradient))
-    found = first_break([stepped(*before, broken("gradients", largest_representable=largest))])
-    assert found is not None
+    found = broke(stepped(*before, broken("gradients", largest_representable=largest)))
     assert found.operator == "the gradient of a weight"
 
 
@@ -140,16 +143,14 @@ def test_a_guard_that_refused_the_step_caught_it(kind, verdict, caught_by):
         Action("clip_gradients", "guard", "gradients", 0, Verdict.CHANGED, "grad norm nan > 1"),
         Action("skip_nonfinite", kind, "gradients", 0, verdict, "grad norm nan is not finite"),
     )
-    found = first_break([stepped(note("loss"), note("log_ratio_gradient"), broken("gradients"), actions=actions)])
-    assert found is not None
+    found = broke(stepped(note("loss"), note("log_ratio_gradient"), broken("gradients"), actions=actions))
     assert found.caught_by == caught_by
     assert (f"Caught by {caught_by}." in str(found)) == bool(caught_by)
 
 
 def mended(stage, *links, name="drop_nonfinite_samples", verdict=Verdict.CHANGED, update=0):
     action = Action(name, "guard", stage, update, verdict, "1 of 8 completions were not finite")
-    found = first_break([stepped(*links, actions=(action,))])
-    assert found is not None
+    found = broke(stepped(*links, actions=(action,)))
     return found.caught_by
 
 
@@ -177,8 +178,7 @@ def test_a_guard_that_acted_elsewhere_or_in_vain_did_not_catch_it(stage, links):
 
 def test_a_crash_without_a_broken_link_is_the_break():
     crash = classify_crash("CUDA error: device-side assert triggered")
-    found = first_break([HEALTHY, Ended("crashed", "", crash)])
-    assert found is not None
+    found = broke(HEALTHY, Ended("crashed", "", crash))
     assert (found.link, found.operator, found.where) == ("cuda-assert", crash.operator, crash.text)
     assert crash.explanation in str(found)
     assert "step -1" not in str(found)
@@ -189,8 +189,7 @@ def test_a_broken_link_comes_before_the_crash_that_follows_it():
         stepped(*BREAKS["0 / 0 in AdamW"][1]),
         Ended("crashed", "", classify_crash("probability tensor contains either")),
     ]
-    found = first_break(events)
-    assert found is not None
+    found = broke(*events)
     assert found.link == "weights"
 
 
@@ -313,5 +312,5 @@ def test_infinite_logits_that_only_filter_are_absorbed():
     ids=["NaN", "+inf, which makes NaN", "no log-probability followed"],
 )
 def test_logits_that_are_more_than_filtered_are_broken(links):
-    found = first_break([stepped(*links)])
-    assert found is not None and found.link == "logits"
+    found = broke(stepped(*links))
+    assert found.link == "logits"

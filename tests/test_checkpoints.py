@@ -91,6 +91,7 @@ CASES = {
     "adaptive guards": ("guards.adaptive_learning_rate=on", "guards.adaptive_beta=on", "guards.skip_outliers=on"),
     "adapters": ("lora.r=2",),
     "snapshots every two steps": ("run.snapshot_every=2",),
+    "both stages": ("run.stages=sft,grpo", "sft.data=dual", "sft.num_steps=2", "sft.batch_size=4"),
 }
 
 
@@ -103,15 +104,6 @@ def test_a_run_that_was_stopped_and_went_on_is_the_run_that_was_not(name, tmp_pa
     assert other.status == "done" and [type(e) for e in other.events].count(Resumed) == 1
     assert same(one, other)
     assert same(one, Session.open(tmp_path / "cut")), "and it reads back as the same"
-
-
-def test_both_stages_of_a_run_go_on(tmp_path):
-    data = tmp_path / "shown.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"{n}+1=", "completion": str(n + 1)}) + "\n" for n in range(1, 9)))
-    config = SMALL.with_("run.stages=sft,grpo", f"sft.data={data}", "sft.num_steps=2", "sft.batch_size=4")
-    one = session_of(config, tmp_path / "whole").run()
-    session_of(config, tmp_path / "cut", CUT).run()
-    assert same(one, resumed(tmp_path / "cut"))
 
 
 def test_a_change_of_the_running_model_goes_on_with_it(tmp_path):
@@ -353,22 +345,18 @@ def test_a_run_that_another_process_writes_is_refused_with_its_number(cut_off):
     assert Session.resume(cut_off, child=False).status == "stopped", "a hold dies with its process"
 
 
-@pytest.mark.parametrize("what", ["no run", "a newer version", "an event of a newer version"])
-def test_the_command_refuses_a_run_that_cannot_go_on(cut_off, tmp_path, call, what):
-    place, words = {
-        "no run": (tmp_path, "config.json is missing"),
-        "a newer version": (cut_off, "'of_tomorrow'"),
-        "an event of a newer version": (cut_off, "the version of grpo_lab that wrote it"),
-    }[what]
-    if what == "a newer version":
-        tree = json.loads((cut_off / "config.json").read_text())
-        tree["run"]["of_tomorrow"] = 1
-        (cut_off / "config.json").write_text(json.dumps(tree))
-    if what == "an event of a newer version":
-        with (cut_off / "events.jsonl").open("a") as log:
-            log.write('{"event": "Tomorrow"}\n')
-    code, out, errors = call("train", "--resume", place)
-    assert (code, out) == (2, "") and words in " ".join(errors.split()) and "Traceback" not in errors
+def test_the_command_refuses_a_run_of_a_newer_version(cut_off, call):
+    def refused(named):
+        code, out, errors = call("train", "--resume", cut_off)
+        return (code, out) == (2, "") and named in " ".join(errors.split()) and "Traceback" not in errors
+
+    with (cut_off / "events.jsonl").open("a") as log:
+        log.write('{"event": "Tomorrow"}\n')
+    assert refused("the version of grpo_lab that wrote it")
+    tree = json.loads((cut_off / "config.json").read_text())
+    tree["run"]["of_tomorrow"] = 1
+    (cut_off / "config.json").write_text(json.dumps(tree))
+    assert refused("'of_tomorrow'")
 
 
 def test_another_model_is_refused(cut_off):

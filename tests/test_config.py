@@ -51,18 +51,11 @@ def test_overrides_change_what_they_name_and_nothing_else():
 
 
 def test_a_star_multiplies_the_value_there():
-    config = Config().with_("optimizer.learning_rate=3e-4")
-    assert config.with_("optimizer.learning_rate=*100").optimizer.learning_rate == pytest.approx(3e-2)
-    assert config.with_("optimizer.learning_rate=*10", "optimizer.learning_rate=*10").optimizer.learning_rate == (
-        pytest.approx(3e-2)
-    )
+    config = Config().with_("optimizer.learning_rate=3e-4", "guards.clip_gradients.max_norm=0.5")
+    times_10 = "optimizer.learning_rate=*10"
+    for larger in (config.with_(times_10, times_10), config.merged({"optimizer": {"learning_rate": "*100"}})):
+        assert larger.optimizer.learning_rate == pytest.approx(3e-2)
     assert config.with_("data.num_prompts=*2").data.num_prompts == 32
-    merged = config.merged({"optimizer": {"learning_rate": "*100"}})
-    assert merged.optimizer.learning_rate == pytest.approx(3e-2)
-
-
-def test_a_star_multiplies_the_setting_of_a_guard_that_is_there():
-    config = Config().with_("guards.clip_gradients.max_norm=0.5")
     assert config.with_("guards.clip_gradients.max_norm=*3").guards == {"clip_gradients": {"max_norm": 1.5}}
     with pytest.raises(ConfigError, match=r"guards\.clip_gradients\.max_norm = '\*3'.*give the number itself"):
         Config().with_("guards.clip_gradients=on", "guards.clip_gradients.max_norm=*3")
@@ -71,19 +64,6 @@ def test_a_star_multiplies_the_setting_of_a_guard_that_is_there():
 @pytest.mark.parametrize(("text", "value"), [("7", ("7",)), ("on", ("on",)), ("a", ("a",)), ("a,7", ("a", "7"))])
 def test_names_are_kept_as_typed(text, value):
     assert Config().with_(f"data.rewards={text}").data.rewards == value
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "loss.kl_estimator=*2",
-        "loss.beta=*k3",
-        "loss.beta=*on",
-    ],
-)
-def test_a_star_refuses_what_is_no_number(override):
-    with pytest.raises(ConfigError, match="both must be numbers"):
-        Config().with_(override)
 
 
 def test_guards_are_switched_on_set_and_switched_off():
@@ -108,12 +88,12 @@ def test_guards_are_switched_on_set_and_switched_off():
         ("loss=3", "'loss=3' is no override"),
         ("guards.warm_up=3", "a guard or fault is switched with =on or =off"),
         ("loss.epsilon=-1", r"loss\.epsilon = -1\.0: must be above 0 and at most 1"),
-        ("loss.epsilon=nan", r"loss\.epsilon = nan: must be a number"),
         ("loss.beta=lots", r"loss\.beta = 'lots': must be of type float"),
-        ("run.num_steps=2.5", r"run\.num_steps = 2\.5: must be of type int"),
         ("run.num_steps=0", r"run\.num_steps = 0: must be at least 1"),
         ("loss.aggregation=tokens", "must be one of token, sequence, constant"),
         ("data.rewards=", r"data\.rewards = \('',\): each must be a non-empty str"),
+        ("loss.kl_estimator=*2", "both must be numbers"),
+        ("loss.beta=*on", "both must be numbers"),
         ("data.num_generations=1", "a group of one has nothing to be compared with.*use at least 2"),
     ],
 )
@@ -153,7 +133,6 @@ def test_arranged_guards_have_the_configured_settings_and_off_means_absent():
     [
         ({"los": {}}, r"unknown section 'los'; did you mean 'loss'\?"),
         ({"loss": {"bta": 1}}, "did you mean 'beta'"),
-        ({"loss": {"epsilon": -1}}, r"loss\.epsilon = -1\.0"),
         ({"guards": {"warm_up": True}}, r"guards\.warm_up = True: must be a table of its settings"),
         ([], r"the config = \[\]: must be a table"),
         ({"loss": {"beta": 10**400}}, r"loss\.beta: must be at most 1\.8e\+308"),

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,10 +14,9 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.core.train import Trainer
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Stepped
 from grpo_lab.training.interventions import Intervention, Outcome, Step
 from grpo_lab.training.state import Training
-from grpo_lab.training.trainer import train
+from tests.steps import steps_of as steps
 
 
 @pytest.mark.parametrize(
@@ -47,10 +45,6 @@ def small(*overrides: str) -> Config:
     return Config().with_(*sizes, *overrides)
 
 
-def steps(config: Config, **given) -> list[Stepped]:
-    return [event for event in train(config, **given) if isinstance(event, Stepped)]
-
-
 @pytest.mark.parametrize("setting", ["dynamic_sampling=2", "kl_place=reward"])
 def test_pooled_rewards_refuse_what_needs_those_of_one_objective(setting):
     config = small(f"loss.{setting}", "loss.combination=normalize_then_sum")
@@ -61,18 +55,6 @@ def test_pooled_rewards_refuse_what_needs_those_of_one_objective(setting):
 def length_or_luck(completions, **columns):
     """1 for one completion in four, 0 for others: some groups have spread."""
     return [float(sum(map(ord, text)) % 4 == 0) for text in completions]
-
-
-def test_groups_without_spread_are_drawn_again():
-    config = small("loss.dynamic_sampling=5", "run.num_steps=4")
-    plain = steps(small("run.num_steps=4"), rewards=[length_or_luck])
-    found = steps(config, rewards=[length_or_luck])
-    assert any(step.metrics["frac_reward_zero_std"] > 0 for step in plain)
-    assert any(step.metrics["dynamic_sampling/draws"] > 0 for step in found)
-    assert any(
-        step.metrics["num_tokens"] != other.metrics["num_tokens"] for step, other in zip(found, plain, strict=True)
-    )
-    assert [a for step in found for a in step.actions] == []
 
 
 def test_only_groups_with_spread_are_trained():
@@ -163,17 +145,6 @@ def test_only_forks_are_trained():
     assert entropy[chosen].min() >= entropy[mask & ~chosen].max()
     losses = [steps(small("run.num_steps=1", f"loss.top_entropy_quantile={share}"))[0] for share in (1.0, 0.2)]
     assert losses[0].metrics["grad_norm"] != losses[1].metrics["grad_norm"]
-
-
-@pytest.mark.trl
-def test_forks_are_those_of_trl():
-    trainer = pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
-    alone = SimpleNamespace(pad_across_processes=lambda tensor, **options: tensor, gather=lambda tensor: tensor)
-    generator = torch.Generator().manual_seed(3)
-    entropy, mask = torch.rand(8, 7, generator=generator), torch.rand(8, 7, generator=generator) > 0.3
-    for share in (0.05, 0.2, 0.5, 0.9):
-        expected = trainer.get_high_entropy_mask(SimpleNamespace(accelerator=alone), entropy, mask, 1 - share)
-        assert torch.equal(highest(entropy, mask, share), expected)
 
 
 @pytest.mark.trl

@@ -123,13 +123,6 @@ def test_nan_and_infinity_come_back_as_numbers_wherever_they_stand():
     assert math.isnan(again.samples[0][2])
 
 
-def test_a_started_run_keeps_its_config():
-    config = Config().with_("loss.beta=0.04", "guards.clip_gradients.max_norm=0.3")
-    again = from_json(to_json(Started(config.to_dict(), 8, "cpu")))
-    assert isinstance(again, Started)
-    assert Config.from_dict(again.config) == config
-
-
 @pytest.mark.parametrize(
     "line",
     [

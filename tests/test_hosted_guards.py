@@ -280,18 +280,3 @@ def test_the_snippets_of_the_page_run(monkeypatch, capsys):
     for name, row in table.items():
         cells = [cell.strip().startswith("yes") for cell in row.split("|")[2:4]]
         assert cells == [name in POSSIBLE, name in Host.holds], name
-
-
-@pytest.mark.trl
-@OF_TRL
-def test_the_trainer_of_the_page_trains(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[1] / "docs" / "your-own-trainer.md").read_text(encoding="utf-8")
-    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "gl.guarded" in code]
-    monkeypatch.chdir(tmp_path)
-    bare = trained(tmp_path / "bare", steps=1)
-    names = {"gl": gl, "model": bare.model, "rewards": bare.reward_funcs, "arguments": bare.args}
-    names["data"] = bare.train_dataset
-    exec(snippet, names)
-    names["trainer"].train()
-    assert names["trainer"].guard_host.guards.names == gl.Guards("stable").names
-    assert len(Session.open(tmp_path / "runs" / "mine").records) == 1

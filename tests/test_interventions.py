@@ -393,10 +393,13 @@ def _fresh(value: Any) -> Any:
 
 @pytest.mark.parametrize(("name", "harm"), REFUSED)
 def test_a_guard_never_ends_up_accepting_what_it_refuses(name, harm):
+    """A step that is refused several times, as by micro-batches, counts once for patience."""
     guard = GUARDS[name](**harm.settings)
     verdicts = []
     for index in range(100):
-        verdicts.append(guard(_fresh(harm.value), make_step(**{"index": index, **harm.step})).verdict)
+        step = {"index": index, **harm.step}
+        (verdict,) = {guard(_fresh(harm.value), make_step(**step)).verdict for _ in range(3)}
+        verdicts.append(verdict)
     assert min(verdicts) == harm.verdict >= Verdict.SKIP_STEP
     if harm.then is not None:
         patience = guard.patience  # type: ignore[attr-defined]
@@ -416,15 +419,6 @@ def test_patience_outlives_a_save_and_a_healthy_value_restores_it(name, harm):
     value, known = HEALTHY[name][0]
     assert again(value, make_step(patience + 1, **known)).verdict == Verdict.KEEP
     assert refuse(again, patience + 2) == (harm.verdict if patience else harm.then)
-
-
-@pytest.mark.parametrize(("name", "harm"), [p for p in REFUSED if p.values[1].then is not None])  # type: ignore
-def test_patience_counts_a_step_once_however_often_it_is_refused(name, harm):
-    guard = GUARDS[name](**harm.settings)
-    patience = guard.patience  # type: ignore[attr-defined]
-    for index in range(patience + 1):
-        verdicts = {guard(_fresh(harm.value), make_step(index, **harm.step)).verdict for _ in range(3)}
-        assert verdicts == {harm.verdict if index < patience else harm.then}
 
 
 @pytest.mark.parametrize(("name", "value", "known"), HEALTHY_ROWS)
@@ -491,14 +485,6 @@ def test_a_fault_acts_the_same_place_for_the_same_seed_and_step_only(name):
     assert places == [harmed(name, index) for index in range(16)]
     assert len(set(places)) > 1
     assert [harmed(name, index, seed=1) for index in range(16)] != places
-
-
-@pytest.mark.parametrize("name", ONE_PLACE)
-def test_a_fault_waits_for_its_step(name):
-    value = FAULTY[name]()
-    outcome = FAULTS[name](at_step=3)(value, make_step(index=2))  # type: ignore[call-arg]
-    assert outcome.value is value
-    assert (outcome.verdict, outcome.reason) == (Verdict.KEEP, "")
 
 
 def test_shift_log_ratio_acts_where_the_advantage_is_positive():
@@ -618,21 +604,6 @@ def test_what_an_outcome_replaces_is_read_by_the_next_intervention_and_in_later_
     assert (ctx.verdict, ctx.actions) == (Verdict.KEEP, [])
 
 
-def test_memory_is_carried_over_by_kind_and_name():
-    old = arranged("guards.guard_a=on", "guards.guard_b=on", "faults.fault_a=on")
-    for _, intervention in old[Stage.REWARDS]:
-        intervention.memory["from"] = float(len(intervention.name))
-    old[Stage.REWARDS][-1][1].memory.clear()
-    new = arranged("guards.guard_a.verdict=1", "guards.guard_b=on", "faults.fault_b=on")
-    for _, intervention in new[Stage.REWARDS]:
-        intervention.memory["new"] = 1.0
-    carry_over(old, new)
-    found = {intervention.name: intervention.memory for _, intervention in new[Stage.REWARDS]}
-    assert found == {"guard_a": {"from": 7.0}, "guard_b": {}, "fault_b": {"new": 1.0}, "observer": {"from": 8.0}}
-    old[Stage.REWARDS][0][1].memory["from"] = 0.0
-    assert found["guard_a"] == {"from": 7.0}
-
-
 # What the observers note ---------------------------------------------------------------------------------------------
 
 
@@ -726,14 +697,6 @@ def test_the_reported_guard_steps_on_nan_and_ours_does_not():
     assert GUARDS["skip_spikes"]()(step.policy, step) == Outcome(
         step.policy, SKIP, "grad norm nan is not a number; limit 10"
     )
-
-
-def test_the_reported_check_of_weights_only_says_so():
-    guard = GUARDS["check_weights"](then="warn", patience=0)  # type: ignore[call-arg]
-    step = make_step(weight_norms=tensor([NAN, 1.0]))
-    for _ in range(3):
-        outcome = guard(policy(), step)
-        assert (outcome.verdict, outcome.reason) == (Verdict.KEEP, "1 of 2 weight tensors hold NaN or inf")
 
 
 def test_dual_clip_bounds_the_side_that_min_leaves_open():

@@ -1,8 +1,4 @@
-"""The formulas, against numbers worked by hand and against the known ways to get them wrong.
-
-Every right formula and every mutant of it is held to the same hand-worked numbers: the right one must give them, and
-each mutant must miss them somewhere.
-"""
+"""The formulas, against numbers worked by hand, and what holds of them for any numbers."""
 
 import math
 from collections.abc import Callable
@@ -18,9 +14,8 @@ from torch import Tensor, tensor
 from grpo_lab.algorithm import kl
 from grpo_lab.algorithm.losses import aggregate, entropies
 from grpo_lab.core.advantages import group_advantages
-from grpo_lab.core.batch import Batch
 from grpo_lab.core.logprobs import completion_logprobs
-from grpo_lab.core.loss import clipped_surrogate, log_ratio_to_old, token_weights
+from grpo_lab.core.loss import clipped_surrogate, token_weights
 from grpo_lab.training import large_vocabulary
 from grpo_lab.training import wrong_formulas as formulas
 
@@ -44,10 +39,6 @@ class Case(NamedTuple):
     tolerance: float = 1e-6
     absolute: float | None = None
     """The absolute tolerance, where it is another than the relative one."""
-
-
-def judge(function: Callable[..., Any], cases: list[Case]) -> list[bool]:
-    return [close(function(*case.args), case.expected, case.tolerance, case.absolute) for case in cases]
 
 
 # Advantages ----------------------------------------------------------------------------------------------------------
@@ -78,18 +69,6 @@ ADVANTAGES = [
         [[-ROOT_HALF, ROOT_HALF, 0.0]],
     ),
 ]
-
-
-OTHER = {"group": "batch", "batch": "group", "none": "none"}
-ADVANTAGE_MUTANTS: dict[str, Callable[..., Tensor]] = {
-    "biased std": lambda r, scale, eps, *m: group_advantages(r, scale, eps, *m) * math.sqrt(r.shape[1] / 2),
-    "mean only": lambda r, scale, eps, *m: group_advantages(r, "none", eps, *m),
-    "no mean": lambda r, scale, eps, *m: group_advantages(r, scale, eps, *m) + r.mean(),
-    "std of the other": lambda r, scale, eps, *m: group_advantages(r, OTHER[scale], eps, *m),
-    "no eps": lambda r, scale, eps, *m: group_advantages(r, scale, 0.0, *m),
-    "sign flipped": lambda r, scale, eps, *m: -group_advantages(r, scale, eps, *m),
-    "unscorable kept": lambda r, scale, eps, *m: group_advantages(r, scale, eps),
-}
 
 
 # The surrogate -------------------------------------------------------------------------------------------------------
@@ -123,19 +102,6 @@ SURROGATE = [
 ]
 
 
-SURROGATE_MUTANTS: dict[str, Callable[..., Tensor]] = {
-    "sign flipped": lambda x, a, *o: -clipped_surrogate(x, a, *o),
-    "clipped only": lambda x, a, *o: -x.exp().clamp(0.8, 1.2) * a[:, None],
-    "not clipped": lambda x, a, *o: -x.exp() * a[:, None],
-    "max for min": lambda x, a, *o: torch.min(-x.exp() * a[:, None], -x.exp().clamp(0.8, 1.2) * a[:, None]),
-    "log-ratio clipped": lambda x, a, *o: clipped_surrogate(x.clamp(-0.2, 0.2), a, *o),
-    "upside down": lambda x, a, *o: clipped_surrogate(-x, a, *o),
-    "absolute advantage": lambda x, a, *o: clipped_surrogate(x, a.abs(), *o),
-    "epsilon_high forgotten": lambda x, a, low=0.2, high=None, delta=None: clipped_surrogate(x, a, low, None, delta),
-    "epsilon_high on both sides": lambda x, a, low=0.2, high=None, *d: clipped_surrogate(x, a, high or low, high, *d),
-    "delta forgotten": lambda x, a, low=0.2, high=None, delta=None: clipped_surrogate(x, a, low, high),
-}
-
 # Aggregation ---------------------------------------------------------------------------------------------------------
 
 VALUES = tensor([[1.0, 3.0, 5.0], [7.0, NAN, INF]])
@@ -163,19 +129,6 @@ AGGREGATE = [
     Case((VALUES, torch.zeros(2, 3), "sequence"), 0.0),
     Case((VALUES, MASK.bool(), "token"), 4.0),
 ]
-AGGREGATE_MUTANTS: dict[str, Callable[..., Tensor]] = {
-    "sequence for token": lambda v, m, how, *n: aggregate(v, m, "sequence" if how == "token" else how, *n),
-    "token for sequence": lambda v, m, how, *n: aggregate(v, m, "token" if how == "sequence" else how, *n),
-    "sequence for sum": lambda v, m, how, *n: aggregate(v, m, "sequence" if how == "sum" else how, *n),
-    "constant for sum": lambda v, m, how, *n: aggregate(v, m, "constant" if how == "sum" else how, *n),
-    "token for constant": lambda v, m, how, *n: aggregate(v, m, "token" if how == "constant" else how, *n),
-    "0 times NaN": lambda v, m, how, *n: (v * token_weights(m, how, *n)).sum(),
-    "mean over padding too": lambda v, m, how, *n: v.masked_fill(m == 0, 0.0).mean(),
-    "sum": lambda v, m, how, *n: v.masked_fill(m == 0, 0.0).sum(),
-    "empty rows counted": lambda v, m, how, *n: aggregate(v, m, how, *n) * (m.sum(1) > 0).sum() / len(m),
-    "width for length": lambda v, m, how, *n: aggregate(v, m, how),
-    "length everywhere": lambda v, m, how, *n: aggregate(v, m, "constant" if n else how, *n),
-}
 
 # KL ------------------------------------------------------------------------------------------------------------------
 
@@ -187,19 +140,6 @@ KL_CASES = {
     "k1": [Case((DELTA,), [[0.0, -LN(2), LN(2), -1e-4, -20.0]])],
     "k2": [Case((DELTA,), [[0.0, LN(2) ** 2 / 2, LN(2) ** 2 / 2, 5e-9, 200.0]])],
     "hinge": [Case((DELTA,), [[0.0, LN(2), 0.0, 1e-4, 10.0]])],
-}
-KL_MUTANTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "k3_exp": formulas.k3_exp,
-    "sign flipped": lambda d: kl.k3(-d),
-    "value flipped": lambda d: -kl.k3(d),
-    "without - delta": torch.expm1,
-    "+ delta": lambda d: torch.expm1(d) + d,
-    "without - 1": lambda d: d.exp() - d,
-    "k1": kl.k1,
-    "k2": kl.k2,
-    "hinge": kl.hinge,
-    "absolute": torch.abs,
-    "clamped after exp": lambda d: (d.exp() - 1).clamp(max=1e3) - d,
 }
 
 # Log-probabilities ---------------------------------------------------------------------------------------------------
@@ -224,28 +164,15 @@ def gathered(values: Tensor, tokens: Tensor) -> Tensor:
     return values.gather(-1, tokens[..., None])[..., 0]
 
 
-LOGPROB_MUTANTS: dict[str, Callable[..., Tensor]] = {
-    "temperature forgotten": lambda x, t, temperature=1.0: completion_logprobs(x, t),
-    "temperature after softmax": lambda x, t, temperature=1.0: completion_logprobs(x, t) / temperature,
-    "temperature multiplied": lambda x, t, temperature=1.0: completion_logprobs(x * temperature, t),
-    "log of sum of exp, unshifted": lambda x, t, temperature=1.0: gathered(
-        x / temperature - (x / temperature).exp().sum(-1, keepdim=True).log(), t
-    ),
-    "not normalised": lambda x, t, temperature=1.0: gathered(x / temperature, t),
-    "no log": lambda x, t, temperature=1.0: gathered((x / temperature).softmax(-1), t),
-    "softmax over positions": lambda x, t, temperature=1.0: gathered((x / temperature).log_softmax(1), t),
-    "the next token": lambda x, t, temperature=1.0: completion_logprobs(x, (t + 1) % x.shape[-1], temperature),
-}
-
-FORMULAS: dict[str, tuple[Callable[..., Any], list[Case], dict[str, Callable[..., Any]]]] = {
-    "group_advantages": (group_advantages, ADVANTAGES, ADVANTAGE_MUTANTS),
-    "clipped_surrogate": (clipped_surrogate, SURROGATE, SURROGATE_MUTANTS),
-    "aggregate": (aggregate, AGGREGATE, AGGREGATE_MUTANTS),
-    "completion_logprobs": (completion_logprobs, LOGPROBS, LOGPROB_MUTANTS),
-    "k3": (kl.k3, K3, KL_MUTANTS),
-    "k1": (kl.k1, KL_CASES["k1"], {}),
-    "k2": (kl.k2, KL_CASES["k2"], {}),
-    "hinge": (kl.hinge, KL_CASES["hinge"], {}),
+FORMULAS: dict[str, tuple[Callable[..., Any], list[Case]]] = {
+    "group_advantages": (group_advantages, ADVANTAGES),
+    "clipped_surrogate": (clipped_surrogate, SURROGATE),
+    "aggregate": (aggregate, AGGREGATE),
+    "completion_logprobs": (completion_logprobs, LOGPROBS),
+    "k3": (kl.k3, K3),
+    "k1": (kl.k1, KL_CASES["k1"]),
+    "k2": (kl.k2, KL_CASES["k2"]),
+    "hinge": (kl.hinge, KL_CASES["hinge"]),
 }
 
 
@@ -253,25 +180,13 @@ FORMULAS: dict[str, tuple[Callable[..., Any], list[Case], dict[str, Callable[...
     ("function", "case"),
     [
         pytest.param(function, case, id=f"{name}-{number}")
-        for name, (function, cases, _) in FORMULAS.items()
+        for name, (function, cases) in FORMULAS.items()
         for number, case in enumerate(cases)
     ],
 )
 def test_a_formula_gives_what_was_worked_by_hand(function, case):
     found = function(*case.args)
-    assert judge(function, [case]) == [True], f"{found} is not {case.expected}"
-
-
-@pytest.mark.parametrize(
-    ("mutant", "cases"),
-    [
-        pytest.param(mutant, cases, id=f"{name}-{wrong}")
-        for name, (_, cases, mutants) in FORMULAS.items()
-        for wrong, mutant in mutants.items()
-    ],
-)
-def test_a_wrong_formula_is_told_apart(mutant, cases):
-    assert not all(judge(mutant, cases))
+    assert close(found, case.expected, case.tolerance, case.absolute), f"{found} is not {case.expected}"
 
 
 # More of the advantages ----------------------------------------------------------------------------------------------
@@ -305,25 +220,6 @@ def test_an_advantage_is_at_most_g_minus_1_over_root_g(rewards):
 
 
 # More of the loss ----------------------------------------------------------------------------------------------------
-
-
-def test_the_ratio_against_the_reference_is_told_apart():
-    zeros = torch.zeros(1, 2)
-    batch = Batch(
-        prompt_ids=torch.zeros(1, 1, dtype=torch.long),
-        prompt_mask=torch.ones(1, 1, dtype=torch.long),
-        group=torch.zeros(1, dtype=torch.long),
-        completions=zeros.long(),
-        completion_mask=zeros == 0,
-        sampling_logprobs=zeros,
-        entropy=zeros,
-        old_logprobs=row(-1.0, -2.0),
-        ref_logprobs=row(-4.0, -2.5),
-    )
-    expected = [[0.5, -1.0]]
-    assert close(log_ratio_to_old(row(-0.5, -3.0), batch), expected)
-    for name, wrong in formulas.FORMULAS["log_ratio"].items():
-        assert not close(wrong(row(-0.5, -3.0), batch), expected), name
 
 
 def surrogate_gradient(log_ratio: float, advantage: float, **options: Any) -> tuple[float, float]:
@@ -494,21 +390,14 @@ def test_in_the_loss_the_hinge_pulls_only_at_tokens_the_policy_finds_unlikely():
 # More of the log-probabilities ---------------------------------------------------------------------------------------
 
 
-def random_logits(
-    dtype: torch.dtype, rows: int = 3, width: int = 4, vocabulary: int = 11
-) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    logits = (torch.randn(rows, width, vocabulary, generator=generator) * 5).to(dtype)
-    tokens = torch.randint(vocabulary, (rows, width), generator=generator)
-    return logits, tokens, torch.randn(rows, width, generator=generator)
-
-
 @pytest.mark.parametrize("chunk", [0, 1, 23, 2**22])  # 0: that of the core
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_logprobs_and_gradients_are_those_of_log_softmax(monkeypatch, dtype, temperature, chunk):
     monkeypatch.setattr(large_vocabulary, "PIECE", chunk)
-    logits, tokens, upstream = random_logits(dtype)
+    generator = torch.Generator().manual_seed(0)
+    logits = (torch.randn(3, 4, 11, generator=generator) * 5).to(dtype)
+    tokens, upstream = torch.randint(11, (3, 4), generator=generator), torch.randn(3, 4, generator=generator)
     mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     found = (large_vocabulary.completion_logprobs if chunk else completion_logprobs)(mine, tokens, temperature)
     right = gathered(torch.log_softmax(theirs.float() / temperature, dim=-1), tokens)

@@ -14,6 +14,7 @@ from grpo_lab.runs.child import Child
 from grpo_lab.runs.session import Session
 from grpo_lab.training.registry import FORMULAS, needs_reference, validated
 from grpo_lab.training.trainer import train
+from tests.steps import steps_of
 
 SMOKE = preset("smoke").with_("run.threads=1")
 FORMULA = """
@@ -59,7 +60,7 @@ def own(tmp_path):
 
 def numbers(config, **options):
     """The metrics of each step, but for those of the machine."""
-    steps = [event for event in train(config, **options) if isinstance(event, Stepped)]
+    steps = steps_of(config, **options)
     return [{name: value for name, value in step.metrics.items() if name not in OF_THE_MACHINE} for step in steps]
 
 

@@ -68,17 +68,23 @@ def test_nan_and_infinity_are_data():
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("answer", "message"),
     [
-        ((1.0,), "fixed returned 1 values for 2 completions"),
-        ((1.0, "2"), "fixed, completion 1: '2' is of type str"),
-        ((torch.ones(2), 0.0), "fixed, completion 0: .* is not one number"),
-        ((10**400, 0.0), "fixed, completion 0: a whole number beyond 1e308"),
+        ([1.0], "judge returned 1 values for 2 completions"),
+        ([1.0, "2"], "judge, completion 1: '2' is of type str"),
+        ([torch.ones(2), 0.0], "judge, completion 0: .* is not one number"),
+        ([1j, 0.0], "judge, completion 0: .* of type complex"),
+        ([10**400, 0.0], "judge, completion 0: a whole number beyond 1e308"),
+        (torch.ones(2, 1), "of type list|is of type"),
+        ({0: 1.0, 1: 0.0}, "returned dict"),
     ],
 )
-def test_a_wrong_answer_is_named(values, message):
+def test_a_wrong_answer_is_named(answer, message):
+    def judge(**_):
+        return answer
+
     with pytest.raises(RewardError, match=message):
-        scored(constant(*values))
+        scored(judge)
 
 
 def test_a_function_that_raises_is_named_and_chained():

@@ -17,7 +17,6 @@ from grpo_lab.algorithm.losses import entropies
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.hooks import Stage
 from grpo_lab.core.logprobs import completion_logprobs
-from grpo_lab.core.packing import visible
 from grpo_lab.errors import ConfigError
 from grpo_lab.models import loading
 from grpo_lab.training import passes, rollouts
@@ -160,29 +159,22 @@ def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(tiny):
         draw(tiny, prompts=["1" * 61 + "="], max_completion_length=3)
 
 
+OF_TRANSFORMERS = {
+    "repetition_penalty": RepetitionPenaltyLogitsProcessor,
+    "temperature": TemperatureLogitsWarper,
+    "top_k": TopKLogitsWarper,
+    "top_p": TopPLogitsWarper,
+}
+"""In the order in which its generate() applies them."""
 SETTINGS = [
     {"temperature": 0.3},
     {"top_k": 1},
     {"top_k": 40},
     {"top_p": 0.9},
     {"repetition_penalty": 1.3},
-    {"temperature": 0.8, "top_k": 30, "top_p": 0.85, "repetition_penalty": 1.1},
+    {"repetition_penalty": 1.1, "temperature": 0.8, "top_k": 30, "top_p": 0.85},
     {},
 ]
-
-
-def processors(settings):
-    """transformers' own, in the order in which its generate() applies them."""
-    made = LogitsProcessorList()
-    if "repetition_penalty" in settings:
-        made.append(RepetitionPenaltyLogitsProcessor(settings["repetition_penalty"]))
-    if "temperature" in settings:
-        made.append(TemperatureLogitsWarper(settings["temperature"]))
-    if "top_k" in settings:
-        made.append(TopKLogitsWarper(settings["top_k"]))
-    if "top_p" in settings:
-        made.append(TopPLogitsWarper(settings["top_p"]))
-    return made
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -194,7 +186,8 @@ def test_filters_are_those_of_transformers(settings):
     written = torch.randint(0, VOCABULARY, (6, 3), generator=generator)
     logits = 4 * torch.randn(4, VOCABULARY, generator=generator)
     seen = torch.cat([prompts[group[alive]], written[alive]], dim=1)
-    expected = processors(settings)(seen, logits.clone())  # type: ignore[arg-type]
+    made = LogitsProcessorList(OF_TRANSFORMERS[name](value) for name, value in settings.items())
+    expected = made(seen, logits.clone())  # type: ignore[arg-type]
     torch.testing.assert_close(drawn(logits.clone(), written, alive), expected.softmax(dim=-1))
     assert settings == {} or not torch.equal(expected, logits)
 
@@ -213,14 +206,6 @@ def test_presence_and_frequency_penalties_count_the_completion_and_not_the_promp
     drawn = distribution(sampling, tensor([[1, 2]]), tensor([[1, 1]]), 2, 6)
     found = drawn(torch.zeros(1, 6), tensor([[5, 0, 5], [3, 4, 3]]), tensor([1]))
     torch.testing.assert_close(found, tensor([[0.0, 0.0, 0.0, -1.0, -0.75, 0.0]]).softmax(dim=-1))
-
-
-def test_a_padded_position_sees_padding_and_no_token_sees_it():
-    """A row of a mask that is all False gives NaN in cuDNN's attention."""
-    keys = tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
-    seen = visible(keys)[:, 0].int().tolist()
-    assert seen[0] == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
-    assert seen[1] == torch.ones(4, 4).tril().int().tolist()
 
 
 def test_no_pass_of_a_sampling_has_a_row_that_sees_nothing(tiny, monkeypatch):

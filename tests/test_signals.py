@@ -19,6 +19,7 @@ from grpo_lab.events import Ended, Stepped
 from grpo_lab.models import loading
 from grpo_lab.runs import commands
 from grpo_lab.runs.session import AT_ONCE, BY_THE_USER, Session
+from tests.steps import Calls
 
 SMOKE = gl.preset("smoke").with_("run.threads=1")
 LONG = ("--preset", "smoke", "--set", "run.threads=1", "--set", "run.num_steps=100000")
@@ -33,21 +34,15 @@ def breaks(completions, **columns):
 """
 
 
-class Kill:
-    """A view that sends signals to this process after the first step."""
+def killed(directory, *numbers, steps=50):
+    """A session whose process gets these signals after its second step."""
 
-    def __init__(self, *numbers):
-        self.numbers = numbers
+    def kill(event):
+        for number in numbers if event.step == 1 else ():
+            os.kill(os.getpid(), number)
 
-    def show(self, event):
-        if isinstance(event, Stepped) and event.step == 1:
-            for number in self.numbers:
-                os.kill(os.getpid(), number)
-
-
-def killed(directory, *numbers, **more):
-    session = Session(SMOKE.with_("run.num_steps=50"), directory, save_model=True, **more)
-    session.views.append(Kill(*numbers))
+    session = Session(SMOKE.with_(f"run.num_steps={steps}"), directory, save_model=True)
+    session.views.append(Calls(kill, Stepped))
     return session
 
 
@@ -83,9 +78,7 @@ def test_a_second_sigterm_ends_at_once(tmp_path, monkeypatch):
 def test_what_the_process_ignores_or_handles_is_left_to_it(tmp_path, handler):
     before = signal.signal(signal.SIGHUP, handler)
     try:
-        session = Session(SMOKE, tmp_path / "run")
-        session.views.append(Kill(signal.SIGHUP))
-        assert session.run().status == "done"
+        assert killed(tmp_path / "run", signal.SIGHUP, steps=3).run().status == "done"
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -171,13 +164,3 @@ def drain(leader, log):
     """Read what the command writes, until it has made two steps."""
     while not (log.exists() and log.read_text().count('"Stepped"') >= 2):
         os.read(leader, 10_000)
-
-
-@pytest.mark.slow
-def test_a_command_whose_reward_raises_says_so_and_saves(tmp_path):
-    words = ["train", "--preset", "smoke", "--set", own(tmp_path / "mine.py", 3), "--out", tmp_path / "run", "--child"]
-    done = subprocess.run([sys.executable, "-m", "grpo_lab", *map(str, words)], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr == "error: reward breaks raised ValueError: no such answer; mend it or return None\n"
-    session = Session.open(tmp_path / "run")
-    assert session.status == "failed" and session.saved_model and loading.load(str(session.saved_model))
