@@ -14,6 +14,7 @@ from grpo_lab.analysis.diagnosis.algorithm import FIELDS, OWN, algorithm_in, fie
 from grpo_lab.analysis.diagnosis.causes import Remedy
 from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings
 from grpo_lab.analysis.diagnosis.layout import columns, width, wrapped
+from grpo_lab.analysis.diagnosis.story import story
 from grpo_lab.analysis.diagnosis.symptoms import Unknown
 from grpo_lab.analysis.diagnosis.words import Words
 from grpo_lab.events import encodable
@@ -71,7 +72,8 @@ def _of_log(found: Findings, name: str, word: Words) -> Iterator[str]:
 
 
 def _of_findings(found: Findings, word: Words) -> Iterator[str]:
-    yield headline(found, word.language)
+    yield from wrapped(story(found.log, word.language), 0)
+    yield "\n" + headline(found, word.language)
     if not found.named:
         yield from (f"  {said}" for said in _why_nothing(found, word))
     for finding in found.named[:1]:
@@ -104,7 +106,8 @@ def _of_cause(finding: DetectedCause, source: str, word: Words) -> Iterator[str]
         yield from wrapped(word.suspect(suspect), 2, f"{place}. ")
     yield "\n" + word("tell_apart")
     yield from wrapped(word.tell_apart(cause), 2)
-    yield "\n" + word("to_try")
+    if finding.remedies:
+        yield "\n" + word("to_try")
     for place, remedy in enumerate(finding.remedies, start=1):
         yield from wrapped(word.remedy(remedy), 2, f"{place}. ")
         yield from (f"     {where}{' ' * (6 - width(where))}{own}" for where, own in settings_of(remedy, source, word))
@@ -164,6 +167,7 @@ def html(found: Findings) -> str:
     word, first = Words(messages.language()), next(iter(found.named), None)
     return _page().render(
         word=word,
+        happened=story(found.log, word.language),
         headline=headline(found, word.language),
         lacking=_why_nothing(found, word),
         first=first,
@@ -208,6 +212,7 @@ def tree(found: Findings) -> dict[str, Any]:
     return encodable(
         {
             "verdict": found.verdict,
+            "happened": story(found.log, messages.ENGLISH),
             "log": about,
             "findings": [_tree_of(finding) for finding in found.findings],
             "possible": possible,
