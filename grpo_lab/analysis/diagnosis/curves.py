@@ -139,6 +139,18 @@ def returns(values: Curve) -> Mask:
     return mask
 
 
+def quotient_spread(values: Curve, other: Curve) -> float:
+    """The spread of a curve's quotient to another one, relative to its median; 0 where one is the other times a number.
+
+    >>> quotient_spread(np.array([2.0, 4.0, 6.0]), np.array([1.0, 2.0, 3.0]))
+    0.0
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotient = finite(values / other)
+    middle = float(np.median(quotient)) if len(quotient) else 0.0
+    return float(np.median(np.abs(quotient - middle))) / abs(middle) if middle else math.inf
+
+
 STATES: dict[str, Callable[[Curve], Mask]] = {
     "nan": np.isnan,
     "inf": np.isinf,

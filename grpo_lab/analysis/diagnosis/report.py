@@ -23,6 +23,8 @@ from grpo_lab.paths import data_directory
 
 HEAD = ("step", "metric", "value", "last", "healthy", "meaning")
 """The columns of the evidence: the value in the first step that shows it, and the last one."""
+NAMED = 3
+"""Metrics that are named in each of two lines of what a log lacks; `--json` has all."""
 NAMES = {"grpo_lab": "grpo_lab", "trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "ms-swift": "ms-swift"}
 
 
@@ -132,9 +134,13 @@ def _of_limits(found: Findings, word: Words) -> Iterator[str]:
         yield from wrapped(word("from_step", step=possible.step, said=said), 2)
     if found.blind:
         yield "\n" + word("not_shown")
-    for why in dict.fromkeys(missing.why for missing, _ in found.blind):
-        names = [missing.metric for missing, _ in found.blind if missing.why == why]
-        yield from wrapped(word("because", said=word("comma").join(names), why=word.fact(why)), 2)
+        whys = dict.fromkeys(missing.why for missing, _ in found.blind)
+        for why in sorted(whys, key=lambda each: each.key == "not_logged")[:2]:
+            names = [missing.metric for missing, _ in found.blind if missing.why == why]
+            names = [name for name in METRICS if name in names]
+            more = [f"+ {len(names) - NAMED}"] if len(names) > NAMED else []
+            said = word("comma").join([*names[:NAMED], *more])
+            yield from wrapped(word("because", said=said, why=word.fact(why)), 2)
 
 
 def settings_of(remedy: Remedy, source: str, word: Words) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from grpo_lab import messages
 from grpo_lab.analysis.diagnosis.curves import trend
+from grpo_lab.analysis.diagnosis.symptoms import FIRST_STEPS
 from grpo_lab.analysis.logs import Log
 from grpo_lab.metrics import METRICS
 
@@ -23,8 +24,6 @@ NAMED = 3
 """Curves that are named together; of more the number is told."""
 HIGH = 0.85
 """A mean reward of at most 1 that begins here is solved from the start."""
-FIRST_STEPS = 1
-"""A log that begins after this step does not hold the run's first step."""
 COMPANIONS = {
     "entropy": ("entropy_up", "entropy_down", 0.5),
     "kl": ("kl_up", "kl_down", 1.0),
@@ -77,7 +76,7 @@ class Course:
 
     @property
     def kind(self) -> str:
-        """`fell` (half of what was gained, or below the start), `rose`, `dipped` (and came back), `declined` or `flat`."""
+        """`fell` (by half of its gain, or below its start), `dipped` (and came back), `rose`, `declined` or `flat`."""
         lost, gained = self.top - self.last, self.top - self.first
         large = lost > max(self.sure, 0.1 * abs(self.top))
         if large and (gained <= self.sure or lost > 0.5 * gained):
@@ -152,7 +151,8 @@ def _of_reward(log: Log) -> tuple[Part, int | None]:
     found = course(curve)
     if found is None:
         known = values[np.isfinite(values)]
-        return Part("few" if len(known) > 1 else "one_row", {"count": len(known), "first": float(known[0]), "last": float(known[-1])}), None
+        ends = {"count": len(known), "first": float(known[0]), "last": float(known[-1])}
+        return Part("few" if len(known) > 1 else "one_row", ends), None
     ends = {"first": found.first, "last": found.last}
     if np.ptp(values[np.isfinite(values)]) == 0:
         return Part("same", {"level": found.first}), None
