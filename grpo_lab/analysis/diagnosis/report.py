@@ -23,6 +23,8 @@ from grpo_lab.paths import data_directory
 
 HEAD = ("step", "metric", "value", "last", "healthy", "meaning")
 """The columns of the evidence: the value in the first step that shows it, and the last one."""
+WIDEST = 40
+"""Letters of the column of metrics, where an exception may stand too."""
 NAMED = 3
 """Metrics that are named in each of two lines of what a log lacks; `--json` has all."""
 NAMES = {"grpo_lab": "grpo_lab", "trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "ms-swift": "ms-swift"}
@@ -157,7 +159,8 @@ def _head(word: Words) -> list[str]:
 
 def _row(evidence: Evidence, word: Words) -> list[str]:
     numbers = [f"{evidence.value:.4g}", f"{evidence.last:.4g}" if of_run(evidence.metric) in METRICS else ""]
-    return [str(evidence.step), evidence.metric, *numbers, _healthy(evidence, word), word.symptom(evidence)]
+    named = evidence.metric if len(evidence.metric) <= WIDEST else evidence.metric[: WIDEST - 1] + "…"
+    return [str(evidence.step), named, *numbers, _healthy(evidence, word), word.symptom(evidence)]
 
 
 def _healthy(evidence: Evidence, word: Words) -> str:
