@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from grpo_lab.analysis.logs.names import counters, measured, words_of
 from grpo_lab.analysis.logs.table import Table, columns_of, fact
 from grpo_lab.analysis.logs.text import NUMBER, Text
@@ -32,7 +34,7 @@ _PAIR = re.compile(
 )
 _STEP = re.compile(
     r"(?<![\w/])(?<!total )(?<!max )(?<!num )(?<!every )(?<!per )"
-    r"['\"]?(?P<kind>step|iter(?:ation)?|update|rollout|episode|epoch|batch)s?['\"]?"
+    r"['\"]?(?P<kind>global_step/max_steps|step|iter(?:ation)?|update|rollout|episode|epoch|batch)s?['\"]?"
     r"\s*[:=#]?\s*['\"]?[\[(]?\s*(?P<at>\d+)(?:\s*(?:/|of)\s*\d+)?(?![\w.]|\s*%|-\d)(?:[)\]]?\((?P<within>\d+)/(?P<of>\d+)\))?",
     re.IGNORECASE,
 )
@@ -55,6 +57,8 @@ class _Row:
     place: int
     values: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    alone: bool = False
+    """Whether it is a dictionary with nothing but a progress bar before it, as Hugging Face's Trainer prints it."""
     bars: dict[int, int] = field(default_factory=dict)
     """The last place of each progress bar before the row, by its length."""
 
@@ -70,7 +74,8 @@ def read_console(text: Text) -> list[Table]:
     if dictionaries and "}" not in said[places[-1] :]:
         rows.pop()
         notes.append(fact("cut"))
-    values = [{**row.counts, **row.values} for row in rows]
+    kinds = {kind for row in rows for kind in row.counts if 2 * sum(kind in each.counts for each in rows) > len(rows)}
+    values = [{**{kind: at for kind, at in row.counts.items() if kind in kinds}, **row.values} for row in rows]
     if not any(counters(row) for row in values):
         if (steps := _steps_of_bars(rows)) is not None:
             values = [{"step": step, **row} for step, row in zip(steps, values, strict=True)]
@@ -79,7 +84,7 @@ def read_console(text: Text) -> list[Table]:
     starts = [
         match.end() for match in _START.finditer(said) if not _RESUMED.search(said, match.end(), match.end() + NEAR)
     ]
-    of_trainer = sum("{'" in said[place : place + 2] for place in places) > len(places) / 2
+    of_trainer = sum(row.alone for row in rows) > len(rows) / 2
     return [
         Table(
             columns_of(values),
@@ -110,11 +115,13 @@ def _rows(said: str) -> Iterator[_Row]:
         if again or any(row.counts.get(kind, at) != at for kind, at in counts.items()):
             if measured(row.values):
                 yield row
-            row = _Row(match.start("row") if match["row"] else match.start())
-        if not row.values:
-            row.place = match.start("row") if match["row"] and not counts else match.start()
+            row = _Row(match.start())
+        if known and not measured(row.values):
+            before = _PREFIX.sub("", match["before"] or "")
+            row.alone = bool(match["row"]) and (not before or "|" in before)
+            row.place = match.start("row") if match["row"] else match.start()
             row.bars, bars = bars, {}
-        row.values = pairs | row.values
+        row.values = row.values | pairs if known else pairs | row.values
         row.counts |= counts
     if measured(row.values):
         yield row
@@ -154,11 +161,12 @@ def _steps_of_bars(rows: Sequence[_Row]) -> list[int] | None:
     for length, count in lengths.most_common():
         known = [(place, row.bars[length]) for place, row in enumerate(rows) if length in row.bars]
         grows = all(before[1] < after[1] for before, after in pairwise(known))
-        if grows and 2 * count >= len(rows) and known:
-            import numpy as np
-
+        if grows and 2 * count > len(rows):
             at, steps = zip(*known, strict=True)
-            return [round(step) for step in np.interp(range(len(rows)), at, steps)]
+            pace = (steps[-1] - steps[0]) / max(at[-1] - at[0], 1)
+            inner = np.interp(range(len(rows)), at, steps)
+            outer = [min(place - at[0], 0) + max(place - at[-1], 0) for place in range(len(rows))]
+            return [round(step + beyond * pace) for step, beyond in zip(inner, outer, strict=True)]
     return None
 
 

@@ -240,6 +240,8 @@ def log_of(table: Table) -> Log:
     functions = {name: _by_step(columns[column], steps, name) for name, column in by_function.items()}
     repeated = max((int(series.index.duplicated().sum()) for series in metrics.values()), default=0)
     source = table.source if table.source not in ("", "trl") else source_of(columns) or table.source
+    if table.format == "console" and source == "trl":  # Trainer prints dictionaries alone
+        source = ""
     left = unread(columns, (*chosen.values(), *by_function.values()))
     return Log(
         {name: _last_of_each_step(series) for name, series in metrics.items()},

@@ -91,8 +91,10 @@ def of_tensorboard(text: Text) -> bool:
 def together(tables: Sequence[Table]) -> list[Table]:
     """The runs of several exports, each with the columns that any of them has."""
     runs: dict[str, Table] = {}
+    named = {table.name for table in tables if table.name}
     for table in tables:
-        known = runs.setdefault(table.name, replace(table, columns={}))
+        run = table.name or (min(named) if len(named) == 1 else "")  # the name of one curve alone may tell no run
+        known = runs.setdefault(run, replace(table, columns={}))
         after = known.size
         for name, column in table.columns.items():
             moved = column.set_axis(column.index + after)
