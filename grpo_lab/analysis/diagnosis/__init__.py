@@ -49,11 +49,14 @@ class Diagnosis(Findings):
         return report.html(self)
 
 
-def diagnose(source: str | Path | pd.DataFrame | Log | Sequence[Mapping[str, Any]] | Any) -> Diagnosis:
+def diagnose(
+    source: str | Path | pd.DataFrame | Log | Sequence[Mapping[str, Any]] | Any,
+    metrics: Mapping[str, str] | None = None,
+) -> Diagnosis:
     """The diagnosis of a log file or folder, a DataFrame (one row a step, TRL's names), rows as dictionaries (as
     `trainer.state.log_history`), a `Log`, or a `Session`.
 
-    In a DataFrame, NaN means logged as NaN, and None means not logged. Of a file with several runs, one after another,
+    `metrics` gives the log's names of metrics that are not known by themselves, as {"reward": "foo"}. In a DataFrame, NaN means logged as NaN, and None means not logged. Of a file with several runs, one after another,
     it is that of the last; `earlier` holds the others. Raises LogError for a log that cannot be read.
 
     >>> import pandas as pd
@@ -63,12 +66,12 @@ def diagnose(source: str | Path | pd.DataFrame | Log | Sequence[Mapping[str, Any
     'kl-overflow'
     """
     if isinstance(source, str | Path):
-        *earlier, last = map(_diagnosed, logs.read_runs(source))
+        *earlier, last = map(_diagnosed, logs.read_runs(source, metrics))
         return replace(last, earlier=tuple(earlier))
     if isinstance(source, pd.DataFrame):
-        source = logs.from_frame(source)
+        source = logs.from_frame(source, metrics)
     elif isinstance(source, Sequence):
-        source = logs.from_dicts(source)
+        source = logs.from_dicts(source, metrics)
     return _diagnosed(source if isinstance(source, Log) else logs.from_events(source.events))
 
 
