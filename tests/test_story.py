@@ -17,16 +17,16 @@ FALL = np.where(np.arange(1, 121) < 90, RISE, 0.02 + NOISE / 10)
 DIP = np.where((np.arange(120) > 50) & (np.arange(120) < 70), 0.05, 0.6) + NOISE
 
 
-def told(language="en", crash="", first=1, **curves):
+def told(language="en", first=1, crash="", **curves):
     index = range(first, first + 120)
     metrics = {name.replace("__", "/"): pd.Series(values, index=index) for name, values in curves.items()}
-    return story(Log(metrics, crash=crash), language)
+    return story(Log(metrics, crash=crash, begins_late=first > 1), language)
 
 
 @pytest.mark.parametrize(
     ("curves", "said", "not_said"),
     [
-        pytest.param({"reward": LEVEL}, ["no change beyond its noise"], ["→ 0.8", "recover"], id="flat"),
+        pytest.param({"reward": LEVEL}, ["no clear change beyond its noise"], ["→ 0.8", "recover"], id="flat"),
         pytest.param({"reward": RISE}, ["0.1", "→ 0.7"], ["recover", "noise"], id="rises"),
         pytest.param({"reward": FALL}, ["0.1", "0.5", "from step 9", "did not recover"], ["dip"], id="rises and falls"),
         pytest.param({"reward": DIP}, ["dip to 0.0", "about step", "recovered"], ["not recover"], id="a dip"),

@@ -234,7 +234,9 @@ def _judged(name: str, kind: str, disguise: Disguise, frame: pd.DataFrame, folde
         {theirs: row[own] for own, theirs in {"step": "step", **known}.items()} for row in rounded.to_dict("records")
     ]
     path.write_text(disguise.write(rows), encoding="utf-8")
-    bare = diagnose(rounded)
+    bare = diagnose(
+        rounded.assign(step=range(len(rounded))) if disguise.write is _lists else rounded
+    )  # lists have none
     try:
         found = diagnose(path)
     except LogError as error:

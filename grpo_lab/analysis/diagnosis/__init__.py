@@ -18,13 +18,13 @@ from grpo_lab.analysis.diagnosis.comparison import Comparison
 from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings, PossibleCause
 from grpo_lab.analysis.diagnosis.findings import HEALTHY as HEALTHY
 from grpo_lab.analysis.diagnosis.findings import NOT_ENOUGH as NOT_ENOUGH
-from grpo_lab.analysis.diagnosis.symptoms import FIRST_STEPS, Seen, Unknown
+from grpo_lab.analysis.diagnosis.symptoms import Seen, Unknown
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.logs.table import Fact, fact
 from grpo_lab.metrics import METRICS, of_objective, of_run
 
 MECHANISM = ("grad_norm", "kl", "entropy", "loss", "clip_ratio/region_mean", "completions/mean_length")
-"""A healthy run shows its reward, and two metrics of what the updates do."""
+"""A healthy run shows its reward, and two metrics of what the updates do, unless the reward rises."""
 
 
 class Diagnosis(Findings):
@@ -56,8 +56,9 @@ def diagnose(
     """The diagnosis of a log file or folder, a DataFrame (one row a step, TRL's names), rows as dictionaries (as
     `trainer.state.log_history`), a `Log`, or a `Session`.
 
-    `metrics` gives the log's names of metrics that are not known by themselves, as {"reward": "foo"}. In a DataFrame, NaN means logged as NaN, and None means not logged. Of a file with several runs, one after another,
-    it is that of the last; `earlier` holds the others. Raises LogError for a log that cannot be read.
+    `metrics` gives the log's names of metrics that are not known by themselves, as {"reward": "foo"}. In a DataFrame,
+    NaN means logged as NaN, and None means not logged. Of a file with several runs, one after another, it is that of
+    the last; `earlier` holds the others. Raises LogError for a log that cannot be read.
 
     >>> import pandas as pd
     >>> inf, nan = float("inf"), float("nan")
@@ -96,7 +97,8 @@ def _diagnosed(log: Log) -> Diagnosis:
             possible.append(PossibleCause(cause, onset.step, tuple(cause.lacks(seen))))
     unseen = tuple((missing, tuple(causes)) for missing, causes in blind.items())
     if not len(log.steps):
-        return Diagnosis(log, _ranked(findings), (), (), (fact("nothing_logged"),))
+        crashed = [found for found in findings if known_symptoms()[found.cause.all[0].symptom].crash]
+        return Diagnosis(log, _ranked(crashed), (), (), (fact("nothing_logged"),))
     if _broken_before(log):
         return Diagnosis(log, (), (), (), (fact("rows_before", step=int(log.steps[0])),))
     return Diagnosis(log, _ranked(findings), tuple(possible), unseen, tuple(_lacking(log, seen)))
@@ -105,7 +107,7 @@ def _diagnosed(log: Log) -> Diagnosis:
 def _broken_before(log: Log) -> bool:
     """Whether the log is the end of a run whose numbers were broken before it begins: nothing tells the cause."""
     first = [log.metrics[name].iloc[0] for name in ("loss", "grad_norm", "kl") if name in log.metrics]
-    return int(log.steps[0]) > FIRST_STEPS and bool(first) and all(map(math.isnan, first))
+    return log.begins_late and bool(first) and all(map(math.isnan, first))
 
 
 def _lacking(log: Log, seen: Sightings) -> list[Fact]:
@@ -113,7 +115,7 @@ def _lacking(log: Log, seen: Sightings) -> list[Fact]:
     lacks = [fact("few_steps", steps=len(log.steps), least=ENOUGH_STEPS)] if len(log.steps) < ENOUGH_STEPS else []
     if "reward" not in log.metrics:
         lacks.append(fact("lacks", metric="reward"))
-    if sum(name in log.metrics for name in MECHANISM) < 2:
+    if not isinstance(seen["reward_up"], Seen) and sum(name in log.metrics for name in MECHANISM) < 2:
         lacks.append(fact("lacks_two", metrics=", ".join(MECHANISM)))
     if isinstance(seen["crash_sampling"], Seen):
         lacks.append(fact("crashed", crash=repr(log.crash)))

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from grpo_lab import messages
 from grpo_lab.analysis.diagnosis.curves import trend
-from grpo_lab.analysis.diagnosis.symptoms import FIRST_STEPS
 from grpo_lab.analysis.logs import Log
 from grpo_lab.metrics import METRICS
 
 Curve = NDArray[np.float64]
 SURE = 3.5
 """Standard errors by which two levels of a curve must differ: they are picked among many."""
+TREND = 2.5
+"""Standard errors of its slope from which on a curve rises or falls, whatever its levels."""
 NAMED = 3
 """Curves that are named together; of more the number is told."""
 HIGH = 0.85
@@ -83,7 +84,7 @@ class Course:
             return "fell"
         if not math.isnan(self.dip):
             return "dipped"
-        if abs(self.last - self.first) <= self.sure and abs(self.trend) <= SURE:
+        if abs(self.last - self.first) <= self.sure and abs(self.trend) <= TREND:
             return "flat"
         return "rose" if self.last > self.first else "declined"
 
@@ -221,7 +222,8 @@ def _end(log: Log, main: Part) -> Iterator[Part]:
     if main.key in ("fell", "rose_and_fell"):
         rows = int((log.metrics["reward"].index >= main.values["step"]).sum())
         yield Part("not_recovered" if rows >= 3 else "at_the_end")
-    if len(log.steps) and log.steps[0] > FIRST_STEPS:
-        yield Part("begins_late", {"step": int(log.steps[0])})
+    if log.begins_late:
+        counted = int(log.steps[0]) <= 1  # the rows have no step, and something else tells that others were before
+        yield Part("beginning_missing") if counted else Part("begins_late", {"step": int(log.steps[0])})
     if log.crash:
         yield Part("crashed", {"crash": log.crash})
