@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from grpo_lab import messages
-from grpo_lab.analysis.diagnosis.curves import trend
+from grpo_lab.analysis.diagnosis.curves import course
 from grpo_lab.analysis.logs import Log
 from grpo_lab.metrics import METRICS
 
-Curve = NDArray[np.float64]
-SURE = 3.5
-"""Standard errors by which two levels of a curve must differ: they are picked among many."""
-TREND = 2.5
-"""Standard errors of its slope from which on a curve rises or falls, whatever its levels."""
 NAMED = 3
 """Curves that are named together; of more the number is told."""
 HIGH = 0.85
 """A mean reward of at most 1 that begins here is solved from the start."""
+LEAST_HELD_OUT = 0.15
+"""The relative change of a held-out reward that is told."""
 COMPANIONS = {
     "entropy": ("entropy_up", "entropy_down", 0.5),
     "kl": ("kl_up", "kl_down", 1.0),
@@ -57,73 +51,6 @@ def number(value: float) -> str:
     return f"{value:.2g}" if abs(value) < 10 else f"{value:.3g}"
 
 
-@dataclass(frozen=True)
-class Course:
-    """The course of one curve: its levels at both ends, the highest in between, and where it was left."""
-
-    first: float
-    last: float
-    top: float
-    top_step: int
-    left: int
-    """The first step that is clearly below the highest level."""
-    dip: float
-    """The lowest level between two higher ones; NaN without such a dip."""
-    dip_step: int
-    sure: float
-    """The least difference of two levels that is none of the curve's noise."""
-    trend: float
-    """The slope of a straight line, in its standard errors."""
-
-    @property
-    def kind(self) -> str:
-        """`fell` (by half of its gain, or below its start), `dipped` (and came back), `rose`, `declined` or `flat`."""
-        lost, gained = self.top - self.last, self.top - self.first
-        large = lost > max(self.sure, 0.1 * abs(self.top))
-        if large and (gained <= self.sure or lost > 0.5 * gained):
-            return "fell"
-        if not math.isnan(self.dip):
-            return "dipped"
-        if abs(self.last - self.first) <= self.sure and abs(self.trend) <= TREND:
-            return "flat"
-        return "rose" if self.last > self.first else "declined"
-
-
-def course(curve: pd.Series) -> Course | None:
-    """The course of a curve from its finite values; None for less than six of them."""
-    curve = curve.loc[np.isfinite(curve.to_numpy(np.float64))]
-    values, steps = curve.to_numpy(np.float64), curve.index.to_numpy()
-    if len(values) < 6:
-        return None
-    width = min(20, max(3, len(values) // 10))
-    level = np.convolve(values, np.ones(width) / width, "valid")
-    sure = max(SURE * _noise(values) * math.sqrt(2 / width), 0.02 * float(np.abs(level).max()))
-    top = int(np.argmax(level))
-    lost = level[top] - level[-1]
-    still_high = np.flatnonzero(level[top:] >= level[top] - 0.2 * lost)[-1] + top if lost > 0 else len(level) - 1
-    left = min(len(values) - 1, int(still_high) + math.ceil(0.8 * width))
-    depth = np.minimum(np.maximum.accumulate(level), np.maximum.accumulate(level[::-1])[::-1]) - level
-    low = int(np.argmax(depth))
-    dipped = depth[low] > max(1.5 * sure, 0.4 * abs(float(level[low] + depth[low])))
-    return Course(
-        float(level[0]),
-        float(level[-1]),
-        float(level[top]),
-        int(steps[min(top + width // 2, len(steps) - 1)]),
-        int(steps[left]),
-        float(level[low]) if dipped else math.nan,
-        int(steps[low + width // 2]),
-        sure,
-        trend(values),
-    )
-
-
-def _noise(values: Curve) -> float:
-    """The standard deviation of a curve about straight lines through neighbours: a steep course is no noise."""
-    bends = values[:-2] - 2 * values[1:-1] + values[2:]
-    return float(np.mean(np.abs(bends))) * math.sqrt(math.pi / 12)
-
-
 def story(log: Log, language: str) -> str:
     """What happened to the run of a log, in one sentence.
 
@@ -146,24 +73,25 @@ def _of_reward(log: Log) -> tuple[Part, int | None]:
     curve = log.metrics.get("reward")
     if curve is None or not len(curve):
         return Part("no_reward" if log.metrics else "no_metric"), None
-    values = curve.to_numpy(np.float64)
-    if not np.isfinite(values).any():
+    curve = _finite(curve)
+    values, steps = curve.to_numpy(np.float64), [int(step) for step in curve.index]
+    if not len(values):
         return Part("reward_nan"), None
-    found = course(curve)
+    found = course(values)
     if found is None:
-        known = values[np.isfinite(values)]
-        ends = {"count": len(known), "first": float(known[0]), "last": float(known[-1])}
-        return Part("few" if len(known) > 1 else "one_row", ends), None
+        ends = {"count": len(values), "first": float(values[0]), "last": float(values[-1])}
+        return Part("few" if len(values) > 1 else "one_row", ends), None
     ends = {"first": found.first, "last": found.last}
-    if np.ptp(values[np.isfinite(values)]) == 0:
+    if np.ptp(values) == 0:
         return Part("same", {"level": found.first}), None
     if found.kind == "fell":
         rose = found.top - found.first > found.sure
-        values_of_fall = {"begin": found.first, "top": found.top, "peak": found.top_step, "last": found.last}
-        return Part("rose_and_fell" if rose else "fell", {**values_of_fall, "step": found.left}), found.left
+        levels = {"begin": found.first, "top": found.top, "peak": steps[found.peak], "last": found.last}
+        since = steps[found.left]
+        return Part("rose_and_fell" if rose else "fell", {**levels, "step": since}), since
     if found.kind == "dipped":
-        return Part("dipped", {**ends, "low": found.dip, "step": found.dip_step}), None
-    if found.first >= HIGH and float(np.nanmax(values)) <= 1 + 1e-6:
+        return Part("dipped", {**ends, "low": found.dip, "step": steps[found.dip_place]}), None
+    if found.first >= HIGH and float(values.max()) <= 1 + 1e-6:
         return Part("solved", ends), None
     return Part(found.kind, ends), None
 
@@ -180,25 +108,36 @@ def _companions(log: Log, since: int | None) -> Iterator[Part]:
         first, last, _ = cut
         if last >= 0.5:
             yield Part("cut_throughout" if first >= 0.5 else "into_the_limit", {"share": f"{last:.0%}"})
-    if ends := _ends(log, "eval/reward", None):
-        first, last, sure = ends
-        if abs(last - first) > sure:
-            yield Part("held_out_up" if last > first else "held_out_down", {"first": first, "last": last})
-    norm = log.metrics.get("grad_norm")
-    if norm is not None and np.isfinite(norm).any():
-        finite = norm.loc[np.isfinite(norm.to_numpy(np.float64))]
-        if finite.max() > max(50 * finite.median(), METRICS["grad_norm"].high):
-            yield Part("norm_peak", {"peak": float(finite.max()), "step": int(finite.idxmax())})
+    yield from _held_out(log)
+    norm = _finite(log.metrics.get("grad_norm", pd.Series(dtype=np.float64)))
+    if len(norm) and norm.max() > max(50 * norm.median(), METRICS["grad_norm"].high):
+        yield Part("norm_peak", {"peak": float(norm.max()), "step": int(norm.idxmax())})
     yield from _not_finite(log)
+
+
+def _held_out(log: Log) -> Iterator[Part]:
+    """The held-out reward, which few rows have: from its best value down, or from its first one up."""
+    values = _finite(log.metrics.get("eval/reward", pd.Series(dtype=np.float64))).to_numpy(np.float64)
+    if len(values) < 2:
+        return
+    first, best, last = float(values[0]), float(values.max()), float(values[-1])
+    if best - last > max(LEAST_HELD_OUT * abs(best), 0.01):
+        yield Part("held_out_down", {"first": best, "last": last})
+    elif last - first > max(LEAST_HELD_OUT * abs(first), 0.01):
+        yield Part("held_out_up", {"first": first, "last": last})
+
+
+def _finite(curve: pd.Series) -> pd.Series:
+    return curve.loc[np.isfinite(curve.to_numpy(np.float64))]
 
 
 def _ends(log: Log, name: str, since: int | None) -> tuple[float, float, float] | None:
     """The levels of a curve before a step and at the end, or at both ends, and the least sure difference."""
-    curve = log.metrics.get(name)
-    found = course(curve) if curve is not None else None
-    if found is None or curve is None:
+    curve = _finite(log.metrics.get(name, pd.Series(dtype=np.float64)))
+    found = course(curve.to_numpy(np.float64))
+    if found is None:
         return None
-    before = curve.loc[(curve.index < since) & np.isfinite(curve.to_numpy(np.float64))] if since is not None else curve
+    before = curve.loc[curve.index < since] if since is not None else curve
     first = float(before.iloc[-5:].median()) if since is not None and len(before) else found.first
     return first, found.last, found.sure
 
