@@ -61,7 +61,17 @@ def told(case):
     runs = []
     for log in logs.read_runs(log_in(case)):
         curves = {**log.metrics, **{f"rewards/{name}": curve for name, curve in log.functions.items()}}
-        fields = ("format", "source", "name", "hides_nan", "updates_a_row", "settings", "crash")
+        fields = (
+            "format",
+            "source",
+            "name",
+            "hides_nan",
+            "updates_a_row",
+            "settings",
+            "crash",
+            "unread",
+            "begins_late",
+        )
         about = {name: value for name in fields if (value := getattr(log, name))}
         notes = [[note.key, dict(note.values)] for note in log.notes]
         points = {name: [curve.index.tolist(), [repr(value) for value in curve]] for name, curve in curves.items()}

@@ -56,8 +56,9 @@ def diagnose(
     """The diagnosis of a log file or folder, a DataFrame (one row a step, TRL's names), rows as dictionaries (as
     `trainer.state.log_history`), a `Log`, or a `Session`.
 
-    `metrics` gives the log's names of metrics that are not known by themselves, as {"reward": "foo"}. In a DataFrame, NaN means logged as NaN, and None means not logged. Of a file with several runs, one after another,
-    it is that of the last; `earlier` holds the others. Raises LogError for a log that cannot be read.
+    `metrics` gives names in the log of metrics that are not known by them, as {"reward": "foo"}. In a DataFrame, NaN
+    means logged as NaN, and None means not logged. Of a file with several runs, one after another, it is that of the
+    last; `earlier` holds the others. Raises LogError for a log that cannot be read.
 
     >>> import pandas as pd
     >>> inf, nan = float("inf"), float("nan")

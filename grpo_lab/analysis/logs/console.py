@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_lab.analysis.logs.names import counters, measured, words_of
+from grpo_lab.analysis.logs.names import choose, counters, measured, words_of
 from grpo_lab.analysis.logs.table import Table, columns_of, fact
 from grpo_lab.analysis.logs.text import NUMBER, Text
 from grpo_lab.analysis.logs.tracebacks import by_rows
@@ -34,6 +34,7 @@ _PAIR = re.compile(
 )
 _STEP = re.compile(
     r"(?<![\w/])(?<!total )(?<!max )(?<!num )(?<!every )(?<!per )"
+    r"(?P<whole>train(?:ing)? |global[ _])?"
     r"['\"]?(?P<kind>global_step/max_steps|step|iter(?:ation)?|update|rollout|episode|epoch|batch)s?['\"]?"
     r"\s*[:=#]?\s*['\"]?[\[(]?\s*(?P<at>\d+)(?:\s*(?:/|of)\s*\d+)?(?![\w.]|\s*%|-\d)(?:[)\]]?\((?P<within>\d+)/(?P<of>\d+)\))?",
     re.IGNORECASE,
@@ -45,7 +46,12 @@ _START = re.compile(r"\*{5} Running training \*{5}|==\(\(====\)\)==")
 _RESUMED = re.compile(r"Continuing training from (?:a )?checkpoint")
 _NESTED = re.compile(r"\{['\"][\w./-]+['\"]:\s*[{(\[]?\s*\{")
 _HELD_OUT = re.compile(r"\W*(?:\w+ )?(eval|evaluation|val|validation|test)\b", re.IGNORECASE)
+_DICTIONARY = re.compile(r"^(?:[^\n{]*\|[^\n{]*)?\{'(?:loss|reward|grad_norm)': ", re.MULTILINE)
+"""The rows of a Trainer."""
 _SUMMARY = "train_runtime"
+FEW = 4
+"""Rows of which half, where so few are there, tell no counter."""
+OF_TRAINER = ("loss", "learning_rate", "epoch")
 NEAR = 2000
 """Characters after a start in which transformers says that it goes on from a checkpoint."""
 
@@ -74,7 +80,8 @@ def read_console(text: Text) -> list[Table]:
     if dictionaries and "}" not in said[places[-1] :]:
         rows.pop()
         notes.append(fact("cut"))
-    kinds = {kind for row in rows for kind in row.counts if 2 * sum(kind in each.counts for each in rows) > len(rows)}
+    counted = Counter(kind for row in rows for kind in row.counts)
+    kinds = {kind for kind, count in counted.items() if 2 * count >= len(rows) + (len(rows) < FEW)}
     values = [{**{kind: at for kind, at in row.counts.items() if kind in kinds}, **row.values} for row in rows]
     if not any(counters(row) for row in values):
         if (steps := _steps_of_bars(rows)) is not None:
@@ -84,7 +91,8 @@ def read_console(text: Text) -> list[Table]:
     starts = [
         match.end() for match in _START.finditer(said) if not _RESUMED.search(said, match.end(), match.end() + NEAR)
     ]
-    of_trainer = sum(row.alone for row in rows) > len(rows) / 2
+    names = {name for row in rows for name in row.values}
+    of_trainer = sum(row.alone for row in rows) > len(rows) / 2 and not names.isdisjoint(OF_TRAINER)
     return [
         Table(
             columns_of(values),
@@ -101,6 +109,7 @@ def read_console(text: Text) -> list[Table]:
 def _rows(said: str) -> Iterator[_Row]:
     """The rows, each with at least one measure: a new one begins with another step, or where a name is there again."""
     row, depth, bars = _Row(0), 0, {}
+    sure = sum(1 for _ in zip(_DICTIONARY.finditer(said), range(2), strict=False)) > 1
     for match in _LINE.finditer(said):
         line = _COLOUR.sub("", _PREFIX.sub("", match[0]).replace("\n", ""))
         bars |= {int(total): int(at) for at, total in _BAR.findall(line)}
@@ -109,16 +118,21 @@ def _rows(said: str) -> Iterator[_Row]:
             continue
         counts, pairs = _pairs(_WRAPPED.sub(r"\1", line))
         known = measured(pairs)
-        if _SUMMARY in pairs or not (known or counts or (row.counts and pairs)):
+        before = _PREFIX.sub("", match["before"] or "")
+        alone = bool(match["row"]) and (not before or "|" in before)
+        if sure and known and not alone:  # of a completion that is printed between
+            continue
+        joins = (row.counts and pairs) or (row.values and (choose(pairs) or counters(pairs)))
+        if _SUMMARY in pairs or not (known or counts or joins):
             continue
         again = not pairs.keys().isdisjoint(row.values) and known
-        if again or any(row.counts.get(kind, at) != at for kind, at in counts.items()):
+        begins = bool(counts and row.values and not row.counts)
+        if again or begins or any(row.counts.get(kind, at) != at for kind, at in counts.items()):
             if measured(row.values):
                 yield row
             row = _Row(match.start())
         if known and not measured(row.values):
-            before = _PREFIX.sub("", match["before"] or "")
-            row.alone = bool(match["row"]) and (not before or "|" in before)
+            row.alone = alone
             row.place = match.start("row") if match["row"] else match.start()
             row.bars, bars = bars, {}
         row.values = row.values | pairs if known else pairs | row.values
@@ -134,7 +148,8 @@ def _pairs(line: str) -> tuple[dict[str, int], dict[str, str]]:
         kind = match["kind"].lower()
         if match["within"]:
             counts["step"] = (int(match["at"]) - 1) * int(match["of"]) + int(match["within"])
-        counts[kind] = max(counts.get(kind, 0), int(match["at"]))
+        if kind not in counts or match["whole"]:
+            counts[kind] = int(match["at"])
     if line[:1] in "|│┃":  # a table of names and values
         line = re.sub(r"\s*[|│┃]\s*", " : ", line).strip(" :")
     found = list(_PAIR.finditer(line))

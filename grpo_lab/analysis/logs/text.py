@@ -15,7 +15,7 @@ from grpo_lab.errors import LogError
 STDIN = "-"
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 """PowerShell's > writes UTF-16 with such a mark."""
-NUMBER = r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+NUMBER = r"[-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 
 
 @dataclass(frozen=True)
