@@ -49,6 +49,8 @@ _HELD_OUT = re.compile(r"\W*(?:\w+ )?(eval|evaluation|val|validation|test)\b", r
 _DICTIONARY = re.compile(r"^(?:[^\n{]*\|[^\n{]*)?\{'(?:loss|reward|grad_norm)': ", re.MULTILINE)
 """The rows of a Trainer."""
 _SUMMARY = "train_runtime"
+MOST = 5000
+"""Lines in which names are looked for."""
 FEW = 4
 """Rows of which half, where so few are there, tell no counter."""
 OF_TRAINER = ("loss", "learning_rate", "epoch")
@@ -119,7 +121,7 @@ def _rows(said: str) -> Iterator[_Row]:
         counts, pairs = _pairs(_WRAPPED.sub(r"\1", line))
         known = measured(pairs)
         before = _PREFIX.sub("", match["before"] or "")
-        alone = bool(match["row"]) and (not before or "|" in before)
+        alone = bool(match["row"]) and ("|" in before or not re.search(r"\w", before))
         if sure and known and not alone:  # of a completion that is printed between
             continue
         joins = (row.counts and pairs) or (row.values and (choose(pairs) or counters(pairs)))
@@ -160,6 +162,16 @@ def _pairs(line: str) -> tuple[dict[str, int], dict[str, str]]:
         name = name if words_of(name)[1] else before + name
         pairs[name] = match["value"] + ("%" if match["percent"] else "")
     return counts, {name: value for name, value in pairs.items() if name.lower() not in counts}
+
+
+def names_in(said: str) -> list[str]:
+    """The names that recur in a text without a known metric, as in a log with other ones; those of a CSV's header."""
+    lines = [_COLOUR.sub("", _PREFIX.sub("", line)) for line in said.split("\n", MOST)[:MOST]]
+    found = Counter(name for line in lines for name in _pairs(line)[1])
+    recurring = [name for name, count in found.items() if count > 1]
+    header = [cell.strip() for cell in re.split(r"[,;\t|]", lines[0])]
+    of_a_table = [cell for cell in header if re.fullmatch(r"[^\W\d][\w/.-]*", cell)] if len(header) > 1 else []
+    return [name for name in recurring or of_a_table if not counters([name])]
 
 
 def _of_training(rows: list[_Row]) -> list[_Row]:

@@ -264,7 +264,7 @@ def log_of(table: Table) -> Log:
 
 def _telling(columns: Columns) -> list[str]:
     """The names that tell the framework: a Trainer's epochs are no whole numbers."""
-    return [name for name, values in columns.items() if bare(name) != "epoch" or (values != np.floor(values)).any()]
+    return [name for name, values in columns.items() if name != "epoch" or (values != np.floor(values)).any()]
 
 
 def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> Iterator[Fact]:
