@@ -28,8 +28,8 @@ _WRAPPED = re.compile(
 )
 _WORD = r"[^\W\d_](?:[\w./@%+-]|\([^\W\d]+\))*|_[^\W\d]\w*|\([^\W\d]+\)"
 _PAIR = re.compile(
-    rf"(?<![\w./@])['\"]?(?P<name>(?:{_WORD})(?: (?:{_WORD}|\d+(?= [A-Za-z]))){{0,5}})['\"]?"
-    rf"(?:\s*[:=：]{{1,2}}\s*['\"]?|\s+(?={NUMBER}(?:[\s|,;)%]|$)))(?P<value>{NUMBER})(?![\w.]*[/:]\d)(?P<percent>\s?%)?",
+    rf"(?<![\w./@])['\"]?(?P<name>(?:{_WORD})(?: (?:{_WORD})){{0,5}})['\"]?"
+    rf"(?:\s*[:=：]{{1,2}}\s*['\"]?|\s+(?={NUMBER}(?:[\s|,;)%]|$)))(?P<value>{NUMBER})(?![\w.]*[/:]\d|[\d.]*%\|)(?P<percent>\s?%)?",
     re.IGNORECASE,
 )
 _STEP = re.compile(
@@ -39,6 +39,8 @@ _STEP = re.compile(
     r"\s*[:=#]?\s*['\"]?[\[(]?\s*(?P<at>\d+)(?:\s*(?:/|of)\s*\d+)?(?![\w.]|\s*%|-\d)(?:[)\]]?\((?P<within>\d+)/(?P<of>\d+)\))?",
     re.IGNORECASE,
 )
+_LEAD = re.compile(r"^\[?(\d{1,7})(?:\s*/\s*\d+)?(?:\]|\s*[:|])\s|\[(\d+)/\d+\]")
+"""A number before the others: "12: ", "[0012] " or "[12/200]"."""
 _BAR = re.compile(r"(?<![\d/])(\d+)/(\d+) \[")
 """The progress bar of tqdm: 5/200 [00:10<06:30, 2.0s/it]."""
 _START = re.compile(r"\*{5} Running training \*{5}|==\(\(====\)\)==")
@@ -128,7 +130,7 @@ def _rows(said: str) -> Iterator[_Row]:
         if _SUMMARY in pairs or not (known or counts or joins):
             continue
         again = not pairs.keys().isdisjoint(row.values) and known
-        begins = bool(counts and row.values and not row.counts)
+        begins = bool(counts and known and row.values and not row.counts)
         if again or begins or any(row.counts.get(kind, at) != at for kind, at in counts.items()):
             if measured(row.values):
                 yield row
@@ -152,6 +154,8 @@ def _pairs(line: str) -> tuple[dict[str, int], dict[str, str]]:
             counts["step"] = (int(match["at"]) - 1) * int(match["of"]) + int(match["within"])
         if kind not in counts or match["whole"]:
             counts[kind] = int(match["at"])
+    if not counts and (lead := _LEAD.search(line)):
+        counts["it"] = int(lead[1] or lead[2])
     if line[:1] in "|│┃":  # a table of names and values
         line = re.sub(r"\s*[|│┃]\s*", " : ", line).strip(" :")
     found = list(_PAIR.finditer(line))

@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_lab.analysis.logs.names import STEP_NAMES
 from grpo_lab.analysis.logs.table import Fact, Table, columns_of, fact, number_in
-from grpo_lab.analysis.logs.text import Text, parsed
+from grpo_lab.analysis.logs.text import Text, literal, parsed
 from grpo_lab.errors import LogError
 
 _JSON = re.compile(r'\{\s*("|\}|$)|\[\s*(\{|\]|$)')
@@ -23,9 +23,9 @@ OF_STATE = ("logging_steps", "max_steps", "num_train_epochs", "train_batch_size"
 
 def read_json(text: Text) -> list[Table]:
     """A JSON document of Trainer, or one document a line. Raises LogError for damaged JSON."""
-    if not _JSON.match(text.first):
+    whole, known = literal(text.said) if text.first.startswith(("[{'", "{'")) else parsed(text.said), {}
+    if whole is None and not _JSON.match(text.first):
         return []
-    whole, known = parsed(text.said), {}
     if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
         known = {name: whole[name] for name in OF_STATE if whole.get(name)}
         whole = [row for row in whole["log_history"] if isinstance(row, dict)]
