@@ -191,10 +191,11 @@ def _steps_of_bars(rows: Sequence[_Row]) -> list[int] | None:
     lengths = Counter(length for row in rows for length in row.bars)
     for length, count in lengths.most_common():
         known = [(place, row.bars[length]) for place, row in enumerate(rows) if length in row.bars]
-        grows = all(before[1] < after[1] for before, after in pairwise(known))
+        paces = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(known)]
+        grows = 0 not in paces and sum(pace < 0 for pace in paces) <= len(paces) / 5  # it falls where a run begins
         if grows and 2 * count > len(rows):
             at, steps = zip(*known, strict=True)
-            pace = (steps[-1] - steps[0]) / max(at[-1] - at[0], 1)
+            pace = float(np.median(paces or [1]))
             inner = np.interp(range(len(rows)), at, steps)
             outer = [min(place - at[0], 0) + max(place - at[-1], 0) for place in range(len(rows))]
             return [round(step + beyond * pace) for step, beyond in zip(inner, outer, strict=True)]
