@@ -123,15 +123,14 @@ def _rows(said: str) -> Iterator[_Row]:
         counts, pairs = _pairs(_WRAPPED.sub(r"\1", line))
         known = measured(pairs)
         before = _PREFIX.sub("", match["before"] or "")
-        alone = bool(match["row"]) and ("|" in before or not re.search(r"\w", before))
-        if sure and known and not alone:  # of a completion that is printed between
+        alone = (match["row"] or "").startswith("{'") and ("|" in before or not re.search(r"\w", before))
+        if sure and not alone:  # of a completion that is printed between, or of DeepSpeed
             continue
         joins = (row.counts and pairs) or (row.values and (choose(pairs) or counters(pairs)))
         if _SUMMARY in pairs or not (known or counts or joins):
             continue
         again = not pairs.keys().isdisjoint(row.values) and known
-        begins = bool(counts and known and row.values and not row.counts)
-        if again or begins or any(row.counts.get(kind, at) != at for kind, at in counts.items()):
+        if again or any(row.counts.get(kind, at) != at for kind, at in counts.items()):
             if measured(row.values):
                 yield row
             row = _Row(match.start())
@@ -179,10 +178,14 @@ def names_in(said: str) -> list[str]:
 
 
 def _of_training(rows: list[_Row]) -> list[_Row]:
-    """The rows without the first ones that hold far fewer measures, as those of printed settings do."""
+    """The rows without printed settings: the first ones that hold far fewer measures, and names that are there once."""
     sizes = sorted(len(measured(row.values)) for row in rows)
     usual = sizes[len(sizes) // 2] if len(rows) > 3 else 0
     first = next((place for place, row in enumerate(rows) if 2 * len(measured(row.values)) > usual), 0)
+    found = Counter(name for row in rows[first:] for name in row.values)
+    if len(rows) > FEW:  # what is printed once is a setting
+        for row in rows:
+            row.values = {name: value for name, value in row.values.items() if found[name] > 1 or words_of(name)[1]}
     return rows[first:]
 
 

@@ -345,19 +345,16 @@ def _restarts(table: Table) -> list[int]:
 
 
 def _counted_through(columns: Columns) -> Columns:
-    """The columns with steps that go on where those in the log begin again with each whole epoch."""
-    name = next(iter(counters(columns)), "")
-    epoch = next((column for each, column in columns.items() if bare(each).lower() in ("epoch", "epochs")), None)
-    if not name or epoch is None or not np.array_equal(epoch, np.floor(epoch)):
-        return columns
-    steps = columns[name]
-    epochs = epoch.reindex(steps.index).ffill().to_numpy()
-    values = steps.to_numpy()
-    falls, rises = np.diff(values) < 0, np.diff(epochs) > 0
-    if not rises.any() or not np.array_equal(falls, rises):
-        return columns
-    length = np.nanmax(values) + (np.nanmin(values) == 0)
-    return columns | {name: steps + (epoch.reindex(steps.index).ffill() - epochs[0]) * length}
+    """The columns with steps that go on where those in the log begin again with each epoch, or another counter."""
+    name, *others = *counters(columns), ""
+    for each in (each for each in columns if bare(each).lower() in ("epoch", "epochs") or each in others):
+        steps = columns[name].dropna() if name else columns[each]
+        outer = columns[each].reindex(steps.index).ffill()
+        falls, rises = np.diff(steps) < 0, np.diff(outer) > 0
+        if rises.any() and np.array_equal(falls, rises) and (outer == np.floor(outer)).all():
+            length = steps.max() + (steps.min() == 0)
+            return columns | {name: steps + (outer - outer.iloc[0]) * length}
+    return columns
 
 
 def _falls(column: pd.Series, slack: int) -> Iterator[int]:

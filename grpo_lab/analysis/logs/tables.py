@@ -26,7 +26,7 @@ _TAGS = {name.replace("/", "_"): name for name in sorted(_NAMES)}
 """Names as TensorBoard writes them in a file's name; its num_tokens may be a step's or those since the start."""
 _FUNCTION = re.compile(r"rewards_(.+)_mean$")
 _DASHES = re.compile(r"[\s|:+=─━│┃┏┓┗┛┡┩├┤┼╇┴┬└┘┌┐╞╡╪-]*$")
-_NO_NAME = re.compile(r"[{}=]|:\s|\d\.\d")
+_NO_NAME = re.compile(r"[{}=]|\d\.\d")
 _EMPTY = ("-", "—", "None", "No log", "n/a", "N/A", "<NA>")
 _OTHERS = ("eval", "val", "test", "ppo", "approx", "max", "min", "std", "old", "target")
 """Words before a metric's name that make it another metric."""
