@@ -93,12 +93,12 @@ def meaning(name: str) -> Meaning | None:
     if exact := _EXACT.get(bare(name)):
         return Meaning(*exact)
     words, held_out = words_of(name)
-    first, slash, rest = name.partition("/")
+    first, _, rest = name.partition("/")
     if held_out:
         fits = _IS["held_out"].search(words) and not _IS_NOT["held_out"].search(words)
         return Meaning(HELD_OUT, 100) if fits else None
     found = next((Meaning(metric, 100 + at) for at, (metric, is_) in enumerate(_MEANS) if is_.fullmatch(words)), None)
-    if found or not slash or not _NOT_BEFORE.isdisjoint(_WORD.findall(first.lower())):
+    if found or len(rest) < 2 or not _NOT_BEFORE.isdisjoint(_WORD.findall(first.lower())):
         return found
     inner = meaning(rest)
     return inner and inner._replace(rank=inner.rank + 1000)
