@@ -46,6 +46,8 @@ _BAR = re.compile(r"(?<![\d/])(\d+)/(\d+) \[")
 _START = re.compile(r"\*{5} Running training \*{5}|==\(\(====\)\)==")
 """A line of transformers and one of Unsloth at the start of a training."""
 _RESUMED = re.compile(r"Continuing training from (?:a )?checkpoint")
+_LIST = re.compile(r"^\s*['\"]?([^\W\d][\w /.-]*?)['\"]?\s*[:=]\s*\[([^\[\]]+)\]", re.MULTILINE)
+"""A printed list, as "rewards = [0.1, 0.2]"."""
 _NESTED = re.compile(r"\{['\"][\w./-]+['\"]:\s*[{(\[]?\s*\{")
 _HELD_OUT = re.compile(r"\W*(?:\w+ )?(eval|evaluation|val|validation|test)\b", re.IGNORECASE)
 _DICTIONARY = re.compile(r"^(?:[^\n{]*\|[^\n{]*)?\{'(?:loss|reward|grad_norm)': ", re.MULTILINE)
@@ -78,7 +80,10 @@ def read_console(text: Text) -> list[Table]:
     said = text.said
     rows = _of_training(list(_rows(said)))
     if not rows:
-        return []
+        lists = {name: value.split(",") for name, value in _LIST.findall(said)}
+        size = max(map(len, lists.values()), default=0)
+        steps = [{name: value[at].strip() for name, value in lists.items() if at < len(value)} for at in range(size)]
+        return [Table(columns_of(steps), "json")] if measured(lists) else []
     notes, places = [], [row.place for row in rows]
     dictionaries = said[places[-1] :].startswith("{") or "{'" in said[places[-1] :].split("\n", 1)[0]
     if dictionaries and "}" not in said[places[-1] :]:
