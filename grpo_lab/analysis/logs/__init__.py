@@ -4,7 +4,7 @@ From a run folder only metrics and settings are read: no verdict, no guard or fa
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_lab.analysis.logs import beside, tables, tensorboard
+from grpo_lab.analysis.logs.console import names_in
 from grpo_lab.analysis.logs.formats import FORMATS, read_text
 from grpo_lab.analysis.logs.names import STEP_NAMES, given
 from grpo_lab.analysis.logs.table import (
@@ -53,9 +54,14 @@ def read_runs(path: str | Path, metrics: Mapping[str, str] | None = None) -> lis
     path = Path(path)
     try:
         with given(metrics or {}):
-            return _with_files_beside(_log_in(path) if path.is_dir() else path)
+            found = _with_files_beside(_log_in(path) if path.is_dir() else path)
     except OSError as error:
         raise LogError(f"{path} cannot be read: {error.strerror or error}; give a log file or its folder") from error
+    for metric, name in (metrics or {}).items():
+        if not any(metric in log.metrics for log in found):
+            known = ", ".join(found[-1].unread) or "none"
+            raise LogError(f"{path} has no column {name!r} for {metric}; columns that were not read: {known}")
+    return found
 
 
 def from_dicts(found: Iterable[Mapping[str, Any]], metrics: Mapping[str, str] | None = None) -> Log:
@@ -139,12 +145,7 @@ def _with_files_beside(path: Path) -> list[Log]:
     if path.name in PRINTED_BESIDE:
         logs[-1] = replace(logs[-1], crash=logs[-1].crash or beside.crash_beside(path))
     elif not any(len(log.steps) or log.crash for log in logs):
-        format = logs[0].format_in_words()
-        names = sorted({name for log in logs for name in log.unread})
-        offered = f"; its columns are {', '.join(names[:20])}: --metric reward={names[0]} reads that" if names else ""
-        raise LogError(
-            f"{path} was read as {format} and holds no metric known here, as reward, kl or grad_norm{offered}"
-        )
+        raise LogError(_no_metric(path, logs[0].unread, logs[0].format_in_words()))
     filtered = found.get("logging_nan_inf_filter", True) is not False
     return [
         replace(
@@ -181,4 +182,11 @@ def _in_file(path: Path, logging_steps: int) -> list[Log]:
     if crash := last_exception(text.said):
         settings = printed_settings(text.said)
         return [Log({}, "no_metrics", crash=crash, settings=settings, source="verl" if settings else "")]
+    if names := names_in(text.said):
+        raise LogError(_no_metric(path, names))
     raise LogError(f"{path}: unknown format; looked for " + "; ".join(FORMATS))
+
+
+def _no_metric(path: Path, names: Sequence[str], format: str = "a table or console") -> str:
+    offered = f"; its columns are {', '.join(names[:20])}: --metric reward={names[0]} reads that" if names else ""
+    return f"{path} was read as {format} and holds no metric known here, as reward, kl or grad_norm{offered}"

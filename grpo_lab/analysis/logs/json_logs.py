@@ -6,13 +6,15 @@ from typing import Any
 
 from grpo_lab.analysis.logs.names import STEP_NAMES
 from grpo_lab.analysis.logs.table import Fact, Table, columns_of, fact, number_in
-from grpo_lab.analysis.logs.text import Text, parsed
+from grpo_lab.analysis.logs.text import Text, literal, parsed
 from grpo_lab.errors import LogError
 
 _JSON = re.compile(r'\{\s*("|\}|$)|\[\s*(\{|\]|$)')
 """The beginning of an object, or of a list of objects; a console may begin with [2026-01-31 or [rank0]."""
-OF_MAX_STEPS = "global_step/max_steps"
+_OF = re.compile(r"\d+/\d+$")
 """ms-swift writes the step and the number of steps as one text, "10/100"."""
+KINDS = ("type", "split", "phase", "mode", "stage", "event", "kind")
+"""What a row is of, as "eval"."""
 COUNTED = (*STEP_NAMES, "epoch", "iter", "update", "rollout", "rollout_id")
 """Counters that stand beside the metrics."""
 OF_STATE = ("logging_steps", "max_steps", "num_train_epochs", "train_batch_size")
@@ -21,9 +23,9 @@ OF_STATE = ("logging_steps", "max_steps", "num_train_epochs", "train_batch_size"
 
 def read_json(text: Text) -> list[Table]:
     """A JSON document of Trainer, or one document a line. Raises LogError for damaged JSON."""
-    if not _JSON.match(text.first):
+    whole, known = literal(text.said) if text.first.startswith(("[{'", "{'")) else parsed(text.said), {}
+    if whole is None and not _JSON.match(text.first):
         return []
-    whole, known = parsed(text.said), {}
     if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
         known = {name: whole[name] for name in OF_STATE if whole.get(name)}
         whole = [row for row in whole["log_history"] if isinstance(row, dict)]
@@ -102,6 +104,9 @@ def _metrics_of(tree: dict[str, Any]) -> dict[str, Any]:
     inner = next((tree[key] for key in ("metrics", "data") if isinstance(tree.get(key), dict)), None)
     if inner is not None:
         tree = {**{name: value for name, value in tree.items() if name in COUNTED}, **inner}
-    if isinstance(step := tree.get(OF_MAX_STEPS), str):
-        tree = {**tree, OF_MAX_STEPS: step.partition("/")[0]}
-    return _flat(tree)
+    of_all = {
+        name: value.partition("/")[0] for name, value in tree.items() if isinstance(value, str) and _OF.match(value)
+    }
+    flat = _flat(tree | of_all)
+    held_out = any(str(tree.get(key)).lower().startswith(("eval", "val", "test")) for key in KINDS)
+    return {name if name in COUNTED else f"eval/{name}": value for name, value in flat.items()} if held_out else flat

@@ -20,6 +20,7 @@ CUMULATIVE = "num_tokens"
 """Hugging Face's Trainer counts these from the start of the run; here they are counted for each step."""
 HELD_OUT = "eval/reward"
 _WITHOUT = frozenset(_NAMES["words"]["without"].split())
+_NOT_BEFORE = frozenset(_NAMES["words"]["not_before_a_slash"].split())
 _HELD_OUT = frozenset(_NAMES["words"]["held_out"].split())
 _SPELT = {old: new.split() for new, others in _NAMES["words"]["spelt"].items() for old in others.split()}
 _WORD = re.compile(r"[^\W_]+(?:@\d*)?")
@@ -92,11 +93,15 @@ def meaning(name: str) -> Meaning | None:
     if exact := _EXACT.get(bare(name)):
         return Meaning(*exact)
     words, held_out = words_of(name)
+    first, _, rest = name.partition("/")
     if held_out:
         fits = _IS["held_out"].search(words) and not _IS_NOT["held_out"].search(words)
         return Meaning(HELD_OUT, 100) if fits else None
-    found = (Meaning(metric, 100 + at) for at, (metric, pattern) in enumerate(_MEANS) if pattern.fullmatch(words))
-    return next(found, None)
+    found = next((Meaning(metric, 100 + at) for at, (metric, is_) in enumerate(_MEANS) if is_.fullmatch(words)), None)
+    if found or len(rest) < 2 or not _NOT_BEFORE.isdisjoint(_WORD.findall(first.lower())):
+        return found
+    inner = meaning(rest)
+    return inner and inner._replace(rank=inner.rank + 1000)
 
 
 def measured(names: Iterable[str]) -> set[str]:
@@ -155,8 +160,8 @@ def reward_functions(names: Iterable[str], chosen: Iterable[str] = ()) -> dict[s
         return means | {each: name for each, name in own.items() if each.removesuffix("/std") not in means}
     others = {}
     for name in every:
-        words, held_out = words_of(name)
-        match = _IS["functions"].fullmatch(words)
+        words, held_out = words_of(name.rpartition("/")[2])[0], words_of(name)[1]
+        match = _IS["functions"].fullmatch(words) or _IS["functions"].fullmatch(words := words_of(name)[0])
         if match and not held_out and name not in chosen and not _IS_NOT["functions"].search(words):
             others[match["before"] or match["after"] or words] = name
     return others
@@ -166,7 +171,7 @@ def counters(names: Iterable[str]) -> list[str]:
     """The names that count steps, those of whole updates first."""
     logged = list(names)
     exact = [name for name in STEP_NAMES if name in logged]
-    words = {words_of(name)[0]: name for name in reversed(logged) if not words_of(name)[1]}
+    words = {words_of(name.rpartition("/")[2])[0]: name for name in reversed(logged) if not words_of(name)[1]}
     return exact + [words[each] for each in _NAMES["step_words"] if each in words and words[each] not in exact]
 
 

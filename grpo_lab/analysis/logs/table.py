@@ -239,7 +239,7 @@ def log_of(table: Table) -> Log:
     by_function = reward_functions(columns, chosen.values())
     functions = {name: _by_step(columns[column], steps, name) for name, column in by_function.items()}
     repeated = max((int(series.index.duplicated().sum()) for series in metrics.values()), default=0)
-    source = table.source if table.source not in ("", "trl") else source_of(columns) or table.source
+    source = table.source if table.source not in ("", "trl") else source_of(_telling(columns)) or table.source
     if table.format == "console" and source == "trl":  # Trainer prints dictionaries alone
         source = ""
     left = unread(columns, (*chosen.values(), *by_function.values()))
@@ -262,6 +262,11 @@ def log_of(table: Table) -> Log:
     )
 
 
+def _telling(columns: Columns) -> list[str]:
+    """The names that tell the framework: a Trainer's epochs are no whole numbers."""
+    return [name for name, values in columns.items() if name != "epoch" or (values != np.floor(values)).any()]
+
+
 def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> Iterator[Fact]:
     """A note on the columns that were not read, where a metric may be among them, or no framework is known."""
     may_be = near(names, chosen)
@@ -277,7 +282,7 @@ def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> 
 def _begins_late(counter: pd.Series) -> bool:
     """Whether a counter that begins with the run does not begin at 0 or its pace."""
     values = np.unique(counter.dropna().to_numpy())
-    return len(values) > 1 and values[0] > max(2 * float(np.median(np.diff(values))), 0) and values[0] != 1
+    return len(values) > 1 and bool(values[0] != 1 and values[0] > 2 * np.median(np.diff(values)))
 
 
 def _by_step(column: pd.Series, steps: pd.Series, name: str) -> pd.Series:
@@ -340,19 +345,16 @@ def _restarts(table: Table) -> list[int]:
 
 
 def _counted_through(columns: Columns) -> Columns:
-    """The columns with steps that go on where those in the log begin again with each whole epoch."""
-    name = next(iter(counters(columns)), "")
-    epoch = next((column for each, column in columns.items() if bare(each).lower() in ("epoch", "epochs")), None)
-    if not name or epoch is None or not np.array_equal(epoch, np.floor(epoch)):
-        return columns
-    steps = columns[name]
-    epochs = epoch.reindex(steps.index).ffill().to_numpy()
-    values = steps.to_numpy()
-    falls, rises = np.diff(values) < 0, np.diff(epochs) > 0
-    if not rises.any() or not np.array_equal(falls, rises):
-        return columns
-    length = np.nanmax(values) + (np.nanmin(values) == 0)
-    return columns | {name: steps + (epoch.reindex(steps.index).ffill() - epochs[0]) * length}
+    """The columns with steps that go on where those in the log begin again with each epoch, or another counter."""
+    name, *others = *counters(columns), ""
+    for each in (each for each in columns if bare(each).lower() in ("epoch", "epochs") or each in others):
+        steps = columns[name].dropna() if name else columns[each]
+        outer = columns[each].reindex(steps.index).ffill()
+        falls, rises = np.diff(steps) < 0, np.diff(outer) > 0
+        if rises.any() and np.array_equal(falls, rises) and (outer == np.floor(outer)).all():
+            length = steps.max() + (steps.min() == 0)
+            return columns | {name: steps + (outer - outer.iloc[0]) * length}
+    return columns
 
 
 def _falls(column: pd.Series, slack: int) -> Iterator[int]:

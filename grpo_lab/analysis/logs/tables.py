@@ -26,6 +26,7 @@ _TAGS = {name.replace("/", "_"): name for name in sorted(_NAMES)}
 """Names as TensorBoard writes them in a file's name; its num_tokens may be a step's or those since the start."""
 _FUNCTION = re.compile(r"rewards_(.+)_mean$")
 _DASHES = re.compile(r"[\s|:+=─━│┃┏┓┗┛┡┩├┤┼╇┴┬└┘┌┐╞╡╪-]*$")
+_NO_NAME = re.compile(r"[{}=]|\d\.\d")
 _EMPTY = ("-", "—", "None", "No log", "n/a", "N/A", "<NA>")
 _OTHERS = ("eval", "val", "test", "ppo", "approx", "max", "min", "std", "old", "target")
 """Words before a metric's name that make it another metric."""
@@ -45,7 +46,12 @@ def read_table(text: Text) -> list[Table]:
             continue
         row = _cells(line)
         numbers = [number_in(cell) is not None or not cell or cell in _EMPTY for cell in row]
-        if len(row) > 1 and not any(number_in(cell) is not None for cell in row) and choose(row):
+        if (
+            len(row) > 1
+            and not any(number_in(cell) is not None for cell in row)
+            and choose(row)
+            and not _NO_NAME.search(line)
+        ):
             cells = row
             found.setdefault("\t".join(cells), [])
         elif cells and len(row) - len(cells) in (0, 1) and 2 * sum(numbers) > len(row) and "".join(row):
@@ -77,7 +83,7 @@ def tables_in(text: Text) -> list[Table]:
         return [_of_curve(*read(), text.name)]
     if choose(match["name"] for each in names if (match := _OF_A_RUN.match(each)) and not each.endswith(_BOUNDS)):
         return _of_panel(*read(), names[0])
-    if not choose(names):
+    if not choose(names) or any(map(_NO_NAME.search, names)):
         return []
     columns, notes = read()
     return [Table(columns, "csv", notes, hides_nan=_of_a_callback(columns))]
