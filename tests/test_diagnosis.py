@@ -74,7 +74,12 @@ def named(log):
     return first.cause.name, [suspect.name or suspect.says for suspect in first.suspects]
 
 
-SET = {"sampler-changed": {"repetition_penalty": 3.0}, "greedy": {"top_k": 1}, "clip-off": {"epsilon": 20.0}}
+SET = {
+    "sampler-changed": {"repetition_penalty": 3.0},
+    "greedy": {"top_k": 1},
+    "clip-off": {"epsilon": 20.0},
+    "group-of-one": {"num_generations": 1},
+}
 """Causes that settings alone show."""
 ALSO = {"reward-scale": {"lost-unscale"}, "noise-from-the-start": {"reward-constant"}}
 """What may be named after the cause. Everywhere else one failure is named and no other."""
@@ -93,7 +98,7 @@ def test_each_rule_names_its_cause(cause):
     assert failures == ALSO.get(cause, set())
     first = found.findings[0]
     assert first.evidence[0].step == first.step
-    assert first.suspects and first.cause.tell_apart and first.remedies
+    assert first.suspects and first.cause.tell_apart and (first.remedies or first.cause.level == "note")
     assert first.cause.lab in course_labs()
 
 
@@ -103,13 +108,14 @@ def test_healthy_curves_raise_nothing():
     assert {(missing.metric, missing.why.key) for missing, _ in found.blind} == {
         ("kl/exact", "not_logged"),
         ("reward_std", "not_logged"),
+        ("eval/reward", "not_logged"),
     }
 
 
 @pytest.mark.parametrize("cause", SET)
-def test_each_setting_that_is_a_mistake_is_a_warning(cause):
+def test_each_setting_that_is_a_mistake_is_named(cause):
     found = diagnose(logged("trl", SET[cause]))
-    assert found.verdict == cause and found.findings[0].cause.level == "warning"
+    assert found.verdict == cause and found.findings[0].step == 0
     assert diagnose(logged("trl", {"repetition_penalty": 1.05, "top_k": 50, "epsilon": 0.28})).verdict == HEALTHY
 
 
@@ -350,7 +356,10 @@ def test_a_crash_without_a_broken_metric_is_named():
     crash = "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0"
     found = diagnose(logged("trl", crash=crash))
     assert found.verdict == "crashed" and found.findings[0].step == 9
-    assert diagnose(logged("trl", crash="KeyError: 'answer'")).verdict == NOT_ENOUGH
+    other = diagnose(logged("trl", crash="KeyError: 'answer'"))
+    assert other.verdict == HEALTHY and "KeyError: 'answer'" in other.text(), (
+        "the training was fine, and then it crashed"
+    )
     alone = diagnose(logs.Log({}, crash=crash)).findings[0]
     assert alone.suspects[0].name == "weights" and math.isnan(alone.evidence[0].last)
 
@@ -359,10 +368,10 @@ def test_a_crash_without_a_broken_metric_is_named():
     ("curves", "lacks"),
     [
         ({"reward": [0.3]}, "few_steps"),
-        ({"reward": GOOD["reward"]}, "lacks_two"),
+        ({"reward": NOISY}, "lacks_two"),
         ({name: GOOD[name] for name in ("kl", "grad_norm", "loss")}, "lacks"),
-        ({"nothing": [1.0] * 10}, "few_steps"),
-        ({}, "few_steps"),
+        ({"nothing": [1.0] * 10}, "nothing_logged"),
+        ({}, "nothing_logged"),
     ],
 )
 def test_too_little_is_not_called_healthy(curves, lacks):

@@ -21,7 +21,8 @@ import grpo_lab as gl
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import diagnose
 from grpo_lab.analysis.logs import beside
-from grpo_lab.analysis.logs.table import choose, fact
+from grpo_lab.analysis.logs.names import choose, meaning
+from grpo_lab.analysis.logs.table import fact
 from grpo_lab.analysis.logs.tracebacks import last_exception
 from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES
@@ -61,7 +62,17 @@ def told(case):
     runs = []
     for log in logs.read_runs(log_in(case)):
         curves = {**log.metrics, **{f"rewards/{name}": curve for name, curve in log.functions.items()}}
-        fields = ("format", "source", "name", "hides_nan", "updates_a_row", "settings", "crash")
+        fields = (
+            "format",
+            "source",
+            "name",
+            "hides_nan",
+            "updates_a_row",
+            "settings",
+            "crash",
+            "unread",
+            "begins_late",
+        )
         about = {name: value for name in fields if (value := getattr(log, name))}
         notes = [[note.key, dict(note.values)] for note in log.notes]
         points = {name: [curve.index.tolist(), [repr(value) for value in curve]] for name, curve in curves.items()}
@@ -200,6 +211,66 @@ def test_the_last_run_of_a_table():
         assert values(log, "kl") == {1: 0.2, 2: 0.2, 3: 0.2} and log.notes == (fact("runs", count=2, number=2),)
     rates = [{"kl": 0.1, "learning_rate": rate} for rate in (0.0, 2.0, 1.0, 3.0, 1.0)]
     assert len(logs.from_dicts(rates).steps) == 5  # a rate that a guard lowers and raises tells nothing
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("mean_reward", "reward"),
+        ("rollout/raw_reward", "reward"),
+        ("reward_min", None),
+        ("reward/max", None),
+        ("reward_std_mean", "reward_std"),
+        ("Zero-advantage fraction", "frac_reward_zero_std"),
+        ("KL(ref)", "kl"),
+        ("loss/kl", "kl"),
+        ("actor/ppo_kl", None),
+        ("rollout_corr/kl", None),
+        ("kl_coef", "beta"),
+        ("policyEntropy", "entropy"),
+        ("entropy_coef", None),
+        ("lr_actor", "learning_rate"),
+        ("critic/lr", None),
+        ("Actor Loss", "loss"),
+        ("value_loss", None),
+        ("clip_fraction", "clip_ratio/region_mean"),
+        ("truncation_rate", "completions/clipped_ratio"),
+        ("response_length/clip_ratio", "completions/clipped_ratio"),
+        ("avg_response_len", "completions/mean_length"),
+        ("completions/max_length", None),
+        ("prompt_length/mean", None),
+        ("val-core/openai/gsm8k/reward/mean@1", "eval/reward"),
+        ("eval_acc", "eval/reward"),
+        ("eval_loss", None),
+        ("test/response_length", None),
+    ],
+)
+def test_a_name_means_the_metric_of_its_words(name, metric):
+    assert getattr(meaning(name), "metric", None) == metric
+
+
+def test_the_closest_of_several_names_counts():
+    names = ["critic/score/mean", "accuracy", "raw_reward", "avg_reward", "reward"]
+    assert [choose(names[:count])["reward"] for count in (2, 3, 4, 5)] == [names[0], names[0], names[0], "reward"]
+
+
+def test_an_unread_column_is_offered_and_may_be_given(write):
+    text = "".join(f"step {n} | my_rew_x: 0.{n} | loss: 0.1 | kl: 0.01 | foo: 3\n" for n in range(1, 9))
+    path = write("own.log", text)
+    log = logs.read(path)
+    assert log.unread == ("my_rew_x", "foo") and "reward" not in log.metrics
+    assert "--metric reward=my_rew_x" in log.notes[-1].said()
+    assert values(logs.read(path, {"reward": "my_rew_x"}), "reward")[8] == 0.8
+    assert values(diagnose([{"x": 0.1}, {"x": 0.2}], {"reward": "x"}).log, "reward") == {0: 0.1, 1: 0.2}
+    with pytest.raises(LogError, match="my_rew_x, bar, baz, foo: --metric reward=my_rew_x"):
+        logs.read(write("other.log", text.replace("loss", "bar").replace("kl", "baz")))
+    with pytest.raises(LogError, match="no column 'fo' for kl/exact; columns that were not read: my_rew_x, foo"):
+        logs.read(path, {"kl/exact": "fo"})
+    with pytest.raises(LogError, match="unknown metric 'rewards'; did you mean 'reward'"):
+        logs.read(path, {"rewards": "foo"})
 
 
 # Files beside a log

@@ -174,6 +174,7 @@ def diagnose(
     other: Annotated[Path | None, Argument(help="A second log, to compare the first with.")] = None,
     as_json: AsJson = False,
     plot: Annotated[Path | None, Option(help="Draw the evidence into this PNG file.")] = None,
+    metric: Annotated[list[str] | None, Option(help="A metric's name in the log, as reward=foo; repeatable.")] = None,
 ) -> None:
     """Diagnose a run: the first failure, its evidence, suspects and remedies in the trainer that wrote the log.
 
@@ -186,8 +187,12 @@ def diagnose(
 
     if plot and plot.suffix != ".png":
         raise ConfigError(f"--plot {plot}: figures are written as PNG; give a name that ends in .png")
-    found = diagnose(log)
-    comparison = found.compare(diagnose(other), (str(log), str(other))) if other else None
+    for each in metric or ():
+        if "=" not in each:
+            raise ConfigError(f"--metric {each}: give a metric and its name in the log, as reward=foo")
+    names = dict(each.split("=", 1) for each in metric or ())
+    found = diagnose(log, names)
+    comparison = found.compare(diagnose(other, names), (str(log), str(other))) if other else None
     if plot:
         from grpo_lab.ui.plots import diagnosis, save
 

@@ -21,10 +21,10 @@ from grpo_lab.analysis.diagnosis.findings import NOT_ENOUGH as NOT_ENOUGH
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Unknown
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.logs.table import Fact, fact
-from grpo_lab.metrics import of_objective, of_run
+from grpo_lab.metrics import METRICS, of_objective, of_run
 
 MECHANISM = ("grad_norm", "kl", "entropy", "loss", "clip_ratio/region_mean", "completions/mean_length")
-"""A healthy run shows its reward, and two metrics of what the updates do."""
+"""A healthy run shows its reward, and two metrics of what the updates do, unless the reward rises."""
 
 
 class Diagnosis(Findings):
@@ -49,12 +49,16 @@ class Diagnosis(Findings):
         return report.html(self)
 
 
-def diagnose(source: str | Path | pd.DataFrame | Log | Sequence[Mapping[str, Any]] | Any) -> Diagnosis:
+def diagnose(
+    source: str | Path | pd.DataFrame | Log | Sequence[Mapping[str, Any]] | Any,
+    metrics: Mapping[str, str] | None = None,
+) -> Diagnosis:
     """The diagnosis of a log file or folder, a DataFrame (one row a step, TRL's names), rows as dictionaries (as
     `trainer.state.log_history`), a `Log`, or a `Session`.
 
-    In a DataFrame, NaN means logged as NaN, and None means not logged. Of a file with several runs, one after another,
-    it is that of the last; `earlier` holds the others. Raises LogError for a log that cannot be read.
+    `metrics` gives the log's names of metrics that are not known by themselves, as {"reward": "foo"}. In a DataFrame,
+    NaN means logged as NaN, and None means not logged. Of a file with several runs, one after another, it is that of
+    the last; `earlier` holds the others. Raises LogError for a log that cannot be read.
 
     >>> import pandas as pd
     >>> inf, nan = float("inf"), float("nan")
@@ -63,12 +67,12 @@ def diagnose(source: str | Path | pd.DataFrame | Log | Sequence[Mapping[str, Any
     'kl-overflow'
     """
     if isinstance(source, str | Path):
-        *earlier, last = map(_diagnosed, logs.read_runs(source))
+        *earlier, last = map(_diagnosed, logs.read_runs(source, metrics))
         return replace(last, earlier=tuple(earlier))
     if isinstance(source, pd.DataFrame):
-        source = logs.from_frame(source)
+        source = logs.from_frame(source, metrics)
     elif isinstance(source, Sequence):
-        source = logs.from_dicts(source)
+        source = logs.from_dicts(source, metrics)
     return _diagnosed(source if isinstance(source, Log) else logs.from_events(source.events))
 
 
@@ -81,7 +85,7 @@ def _diagnosed(log: Log) -> Diagnosis:
         if not cause.suspected(seen, log.source):
             continue
         first = seen[cause.all[0].symptom]
-        if isinstance(first, Unknown) and not cause.fallback:
+        if isinstance(first, Unknown) and first.metric in METRICS and not cause.fallback:
             blind.setdefault(first, []).append(cause)
         shown = [each for each in of_each if cause.onset(each) and cause.holds(each)]
         onset, held = cause.onset(seen), cause.holds(seen)
@@ -92,17 +96,28 @@ def _diagnosed(log: Log) -> Diagnosis:
         elif onset and held is None and not cause.fallback:
             possible.append(PossibleCause(cause, onset.step, tuple(cause.lacks(seen))))
     unseen = tuple((missing, tuple(causes)) for missing, causes in blind.items())
-    return Diagnosis(log, _ranked(findings), tuple(possible), unseen, tuple(_lacking(log)))
+    if not len(log.steps):
+        crashed = [found for found in findings if known_symptoms()[found.cause.all[0].symptom].crash]
+        return Diagnosis(log, _ranked(crashed), (), (), (fact("nothing_logged"),))
+    if _broken_before(log):
+        return Diagnosis(log, (), (), (), (fact("rows_before", step=int(log.steps[0])),))
+    return Diagnosis(log, _ranked(findings), tuple(possible), unseen, tuple(_lacking(log, seen)))
 
 
-def _lacking(log: Log) -> list[Fact]:
+def _broken_before(log: Log) -> bool:
+    """Whether the log is the end of a run whose numbers were broken before it begins: nothing tells the cause."""
+    first = [log.metrics[name].iloc[0] for name in ("loss", "grad_norm", "kl") if name in log.metrics]
+    return log.begins_late and bool(first) and all(map(math.isnan, first))
+
+
+def _lacking(log: Log, seen: Sightings) -> list[Fact]:
     """What a log lacks to show that a run is healthy."""
     lacks = [fact("few_steps", steps=len(log.steps), least=ENOUGH_STEPS)] if len(log.steps) < ENOUGH_STEPS else []
     if "reward" not in log.metrics:
         lacks.append(fact("lacks", metric="reward"))
-    if sum(name in log.metrics for name in MECHANISM) < 2:
+    if not isinstance(seen["reward_up"], Seen) and sum(name in log.metrics for name in MECHANISM) < 2:
         lacks.append(fact("lacks_two", metrics=", ".join(MECHANISM)))
-    if log.crash:
+    if isinstance(seen["crash_sampling"], Seen):
         lacks.append(fact("crashed", crash=repr(log.crash)))
     return lacks
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Curve = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+SURE = 3.5
+"""Standard errors by which two levels of a curve must differ: they are picked among many."""
+TREND = 2.5
+"""Standard errors of its slope from which on a curve rises or falls, whatever its levels."""
 
 
 def finite(values: Curve) -> Curve:
@@ -52,6 +57,82 @@ def trend(values: Curve) -> float:
     rest = values - values.mean() - slope * steps
     error = math.sqrt(float(rest @ rest) / (len(values) - 2) / float(steps @ steps))
     return slope / error if error > 0 else math.copysign(math.inf, slope)
+
+
+@dataclass(frozen=True)
+class Course:
+    """The course of one curve: its levels at both ends, the highest in between, and where it was left."""
+
+    first: float
+    last: float
+    top: float
+    peak: int
+    """The place of the highest level."""
+    left: int
+    """The first place that is clearly below the highest level."""
+    dip: float
+    """The lowest level between two higher ones; NaN without such a dip."""
+    dip_place: int
+    sure: float
+    """The least difference of two levels that is none of the curve's noise."""
+    trend: float
+    """The slope of a straight line, in its standard errors."""
+
+    @property
+    def kind(self) -> str:
+        """`fell` (by half of its gain, or below its start), `dipped` (and came back), `rose`, `declined` or `flat`."""
+        lost, gained = self.top - self.last, self.top - self.first
+        large = lost > max(self.sure, 0.1 * abs(self.top))
+        if large and (gained <= self.sure or lost > 0.5 * gained):
+            return "fell"
+        if not math.isnan(self.dip):
+            return "dipped"
+        if abs(self.last - self.first) <= self.sure and abs(self.trend) <= TREND:
+            return "flat"
+        return "rose" if self.last > self.first else "declined"
+
+
+def course(values: Curve) -> Course | None:
+    """The course of finite values; None for less than six of them."""
+    if len(values) < 6:
+        return None
+    width = min(20, max(3, len(values) // 10))
+    level = np.convolve(values, np.ones(width) / width, "valid")
+    sure = max(SURE * bends(values) * math.sqrt(2 / width), 0.02 * float(np.abs(level).max()))
+    top = int(np.argmax(level))
+    lost = level[top] - level[-1]
+    still_high = np.flatnonzero(level[top:] >= level[top] - 0.2 * lost)[-1] + top if lost > 0 else len(level) - 1
+    left = min(len(values) - 1, int(still_high) + math.ceil(0.8 * width))
+    depth = np.minimum(np.maximum.accumulate(level), np.maximum.accumulate(level[::-1])[::-1]) - level
+    low = int(np.argmax(depth))
+    dipped = depth[low] > max(1.5 * sure, 0.4 * abs(float(level[low] + depth[low])))
+    return Course(
+        float(level[0]),
+        float(level[-1]),
+        float(level[top]),
+        min(top + width // 2, len(values) - 1),
+        left,
+        float(level[low]) if dipped else math.nan,
+        low + width // 2,
+        sure,
+        trend(values),
+    )
+
+
+def bends(values: Curve) -> float:
+    """The standard deviation of a curve about straight lines through neighbours: a steep course is no noise."""
+    bends = values[:-2] - 2 * values[1:-1] + values[2:]
+    return float(np.mean(np.abs(bends))) * math.sqrt(math.pi / 12)
+
+
+def fell(values: Curve) -> Mask:
+    """The one value from which on a curve is below its highest level, and does not come back."""
+    mask = np.zeros(len(values), dtype=bool)
+    known = np.flatnonzero(np.isfinite(values))
+    found = course(values[known])
+    if found is not None and found.kind == "fell" and found.top - found.last > 0.3 * abs(found.top):
+        mask[known[found.left]] = True
+    return mask
 
 
 def same_to_the_end(values: Curve) -> Mask:
@@ -139,6 +220,18 @@ def returns(values: Curve) -> Mask:
     return mask
 
 
+def quotient_spread(values: Curve, other: Curve) -> float:
+    """The spread of a curve's quotient to another one, relative to its median; 0 where one is the other times a number.
+
+    >>> quotient_spread(np.array([2.0, 4.0, 6.0]), np.array([1.0, 2.0, 3.0]))
+    0.0
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotient = finite(values / other)
+    middle = float(np.median(quotient)) if len(quotient) else 0.0
+    return float(np.median(np.abs(quotient - middle))) / abs(middle) if middle else math.inf
+
+
 STATES: dict[str, Callable[[Curve], Mask]] = {
     "nan": np.isnan,
     "inf": np.isinf,
@@ -147,6 +240,7 @@ STATES: dict[str, Callable[[Curve], Mask]] = {
     "same": same_to_the_end,
     "outlier": outlier,
     "breaks": breaks,
+    "fell": fell,
     "stops": stops,
     "below first": below_first,
     "vanishes": vanishes,

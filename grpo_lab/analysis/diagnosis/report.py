@@ -14,6 +14,7 @@ from grpo_lab.analysis.diagnosis.algorithm import FIELDS, OWN, algorithm_in, fie
 from grpo_lab.analysis.diagnosis.causes import Remedy
 from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings
 from grpo_lab.analysis.diagnosis.layout import columns, width, wrapped
+from grpo_lab.analysis.diagnosis.story import story
 from grpo_lab.analysis.diagnosis.symptoms import Unknown
 from grpo_lab.analysis.diagnosis.words import Words
 from grpo_lab.events import encodable
@@ -22,6 +23,10 @@ from grpo_lab.paths import data_directory
 
 HEAD = ("step", "metric", "value", "last", "healthy", "meaning")
 """The columns of the evidence: the value in the first step that shows it, and the last one."""
+WIDEST = 40
+"""Letters of the column of metrics, where an exception may stand too."""
+NAMED = 3
+"""Metrics that are named in each of two lines of what a log lacks; `--json` has all."""
 NAMES = {"grpo_lab": "grpo_lab", "trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "ms-swift": "ms-swift"}
 
 
@@ -71,7 +76,8 @@ def _of_log(found: Findings, name: str, word: Words) -> Iterator[str]:
 
 
 def _of_findings(found: Findings, word: Words) -> Iterator[str]:
-    yield headline(found, word.language)
+    yield from wrapped(story(found.log, word.language), 0)
+    yield "\n" + headline(found, word.language)
     if not found.named:
         yield from (f"  {said}" for said in _why_nothing(found, word))
     for finding in found.named[:1]:
@@ -104,7 +110,8 @@ def _of_cause(finding: DetectedCause, source: str, word: Words) -> Iterator[str]
         yield from wrapped(word.suspect(suspect), 2, f"{place}. ")
     yield "\n" + word("tell_apart")
     yield from wrapped(word.tell_apart(cause), 2)
-    yield "\n" + word("to_try")
+    if finding.remedies:
+        yield "\n" + word("to_try")
     for place, remedy in enumerate(finding.remedies, start=1):
         yield from wrapped(word.remedy(remedy), 2, f"{place}. ")
         yield from (f"     {where}{' ' * (6 - width(where))}{own}" for where, own in settings_of(remedy, source, word))
@@ -129,9 +136,13 @@ def _of_limits(found: Findings, word: Words) -> Iterator[str]:
         yield from wrapped(word("from_step", step=possible.step, said=said), 2)
     if found.blind:
         yield "\n" + word("not_shown")
-    for why in dict.fromkeys(missing.why for missing, _ in found.blind):
-        names = [missing.metric for missing, _ in found.blind if missing.why == why]
-        yield from wrapped(word("because", said=word("comma").join(names), why=word.fact(why)), 2)
+        whys = dict.fromkeys(missing.why for missing, _ in found.blind)
+        for why in sorted(whys, key=lambda each: each.key == "not_logged")[:2]:
+            names = [missing.metric for missing, _ in found.blind if missing.why == why]
+            names = [name for name in METRICS if name in names]
+            more = [f"+ {len(names) - NAMED}"] if len(names) > NAMED else []
+            said = word("comma").join([*names[:NAMED], *more])
+            yield from wrapped(word("because", said=said, why=word.fact(why)), 2)
 
 
 def settings_of(remedy: Remedy, source: str, word: Words) -> list[tuple[str, str]]:
@@ -148,7 +159,8 @@ def _head(word: Words) -> list[str]:
 
 def _row(evidence: Evidence, word: Words) -> list[str]:
     numbers = [f"{evidence.value:.4g}", f"{evidence.last:.4g}" if of_run(evidence.metric) in METRICS else ""]
-    return [str(evidence.step), evidence.metric, *numbers, _healthy(evidence, word), word.symptom(evidence)]
+    named = evidence.metric if len(evidence.metric) <= WIDEST else evidence.metric[: WIDEST - 1] + "…"
+    return [str(evidence.step), named, *numbers, _healthy(evidence, word), word.symptom(evidence)]
 
 
 def _healthy(evidence: Evidence, word: Words) -> str:
@@ -164,6 +176,7 @@ def html(found: Findings) -> str:
     word, first = Words(messages.language()), next(iter(found.named), None)
     return _page().render(
         word=word,
+        happened=story(found.log, word.language),
         headline=headline(found, word.language),
         lacking=_why_nothing(found, word),
         first=first,
@@ -208,6 +221,7 @@ def tree(found: Findings) -> dict[str, Any]:
     return encodable(
         {
             "verdict": found.verdict,
+            "happened": story(found.log, messages.ENGLISH),
             "log": about,
             "findings": [_tree_of(finding) for finding in found.findings],
             "possible": possible,

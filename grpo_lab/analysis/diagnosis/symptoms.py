@@ -23,6 +23,7 @@ from grpo_lab.analysis.diagnosis.curves import (
     finite,
     first_true,
     noise,
+    quotient_spread,
     start,
 )
 from grpo_lab.analysis.logs import Log
@@ -60,8 +61,10 @@ SINCE: dict[str, Callable[[Curve], float]] = {
 """For each `since` of a symptom, the number of which the values are the differences."""
 ENDS = "ends"
 """The state of a curve that is logged no more while others are."""
-_FIRST_STEPS = 1
-"""A log that begins after this step does not hold the run's first step. TRL and verl count from 1."""
+FROM_THE_FIRST = ("first", "nearly always")
+"""Each `when` of a symptom that needs the run's first step."""
+FIRST_STEPS = 1
+"""TRL and verl count from 1."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class Symptom:
     of: str = ""
     since: str = ""
     least: float = -math.inf
+    constant: float = math.inf
     when: str = "once"
     steps: int = 1
     where: Mapping[str, Any] = field(default_factory=dict)
@@ -134,12 +138,12 @@ class Symptom:
             return None
         given = settings[name]
         if self.like:
-            return Seen(_last(log), math.nan, f"{name}={given}") if re.search(self.like, str(given)) else None
+            return Seen(_first(log), math.nan, f"{name}={given}") if re.search(self.like, str(given)) else None
         try:
             value = float(given)
         except (TypeError, ValueError):
             return None
-        return Seen(_last(log), value, name) if self.compare(np.array([value])).any() else None
+        return Seen(_first(log), value, name) if self.compare(np.array([value])).any() else None
 
     def _void(self, log: Log) -> str:
         """The formula under which the symptom tells of no failure, as "loss.surrogate=cispo"; "" if there is none."""
@@ -154,7 +158,8 @@ class Symptom:
         if len(series) < self.steps:
             return None
         steps, values = series.index.to_numpy(), series.to_numpy(np.float64)
-        if self.when == "first" and steps[0] > _FIRST_STEPS:
+        late = log.begins_late or (len(steps) == 1 and steps[0] > FIRST_STEPS)
+        if late and self.when in FROM_THE_FIRST:
             return Unknown(self.metric, fact("begins_at", step=int(steps[0])))
         if self.when == "first" and log.updates_a_row > 1:
             return Unknown(self.metric, fact("mean_of_updates", updates=log.updates_a_row))
@@ -212,7 +217,8 @@ class Symptom:
         if self.is_:
             mask = STATES[self.is_](values)
         elif self.of in METRICS:
-            mask = self.compare(values, log.metrics[self.of].reindex(steps).to_numpy(np.float64))
+            other = log.metrics[self.of].reindex(steps).to_numpy(np.float64)
+            mask = self.compare(values, other) & (quotient_spread(values, other) <= self.constant)
         else:
             mask = self.compare(values, unit)
         if self.where:
@@ -242,6 +248,11 @@ def _may_hide(log: Log) -> bool:
     """Whether the log may hold a number in place of a loss that was not finite. An unfiltered norm would show it."""
     norm = log.metrics.get("grad_norm")
     return log.hides_nan and (norm is None or not bool(np.isfinite(norm).all()))
+
+
+def _first(log: Log) -> int:
+    """The first step of a log; 0 for a log without steps."""
+    return int(log.steps[0]) if len(log.steps) else 0
 
 
 def _last(log: Log) -> int:

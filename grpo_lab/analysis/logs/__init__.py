@@ -4,7 +4,7 @@ From a run folder only metrics and settings are read: no verdict, no guard or fa
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ from typing import Any
 import pandas as pd
 
 from grpo_lab.analysis.logs import beside, tables, tensorboard
+from grpo_lab.analysis.logs.console import names_in
 from grpo_lab.analysis.logs.formats import FORMATS, read_text
+from grpo_lab.analysis.logs.names import STEP_NAMES, given
 from grpo_lab.analysis.logs.table import (
-    STEP_NAMES,
     Columns,
     Table,
     columns_of,
@@ -25,6 +26,7 @@ from grpo_lab.analysis.logs.table import (
 from grpo_lab.analysis.logs.table import Log as Log
 from grpo_lab.analysis.logs.text import STDIN, Text, content, decoded
 from grpo_lab.analysis.logs.tracebacks import last_exception
+from grpo_lab.analysis.logs.verl import printed_settings
 from grpo_lab.errors import LogError
 from grpo_lab.events import Event, Stepped
 
@@ -32,16 +34,18 @@ PRINTED_BESIDE = ("trainer_state.json", "logging.jsonl")
 """Logs that end before a crash, which only the console beside them shows, and that a run may leave without a row."""
 
 
-def read(path: str | Path) -> Log:
+def read(path: str | Path, metrics: Mapping[str, str] | None = None) -> Log:
     """The metrics in a log file or folder, or in the standard input for "-"; of several runs the last.
+
+    `metrics` gives the log's names of metrics that are not known by themselves, as {"reward": "foo"}.
 
     The format is recognised from the content, also packed by gzip. Raises LogError for a path that does not exist, an
     empty file, an unknown format, or a log with neither a known metric nor a traceback.
     """
-    return read_runs(path)[-1]
+    return read_runs(path, metrics)[-1]
 
 
-def read_runs(path: str | Path) -> list[Log]:
+def read_runs(path: str | Path, metrics: Mapping[str, str] | None = None) -> list[Log]:
     """The runs in a log file or folder, or in the standard input for "-", in their order.
 
     There are several in a file to which more than one run was appended, and in an export of several runs. Raises
@@ -49,12 +53,18 @@ def read_runs(path: str | Path) -> list[Log]:
     """
     path = Path(path)
     try:
-        return _with_files_beside(_log_in(path) if path.is_dir() else path)
+        with given(metrics or {}):
+            found = _with_files_beside(_log_in(path) if path.is_dir() else path)
     except OSError as error:
         raise LogError(f"{path} cannot be read: {error.strerror or error}; give a log file or its folder") from error
+    for metric, name in (metrics or {}).items():
+        if not any(metric in log.metrics for log in found):
+            known = ", ".join(found[-1].unread) or "none"
+            raise LogError(f"{path} has no column {name!r} for {metric}; columns that were not read: {known}")
+    return found
 
 
-def from_dicts(found: Iterable[Mapping[str, Any]]) -> Log:
+def from_dicts(found: Iterable[Mapping[str, Any]], metrics: Mapping[str, str] | None = None) -> Log:
     """The metrics in dictionaries, one a step, as `trainer.state.log_history` of TRL; of several runs the last.
 
     `diagnose` takes such a list too. A value that is None, or no number, was not logged. Raises LogError for rows of
@@ -67,12 +77,14 @@ def from_dicts(found: Iterable[Mapping[str, Any]]) -> Log:
     for row in rows:
         if not isinstance(row, Mapping):
             raise LogError(f"a row is a {type(row).__name__}; give dictionaries with names and values, one a step")
-    return _of_columns(columns_of(rows))
+    with given(metrics or {}):
+        return _of_columns(columns_of(rows))
 
 
-def from_frame(frame: pd.DataFrame) -> Log:
+def from_frame(frame: pd.DataFrame, metrics: Mapping[str, str] | None = None) -> Log:
     """The metrics in a pandas DataFrame, one row a step; the step is a column, the index, or the number of the row."""
-    return _of_columns(without_blank_rows(columns_of_frame(frame)))
+    with given(metrics or {}):
+        return _of_columns(without_blank_rows(columns_of_frame(frame)))
 
 
 def _of_columns(columns: Columns) -> Log:
@@ -133,8 +145,7 @@ def _with_files_beside(path: Path) -> list[Log]:
     if path.name in PRINTED_BESIDE:
         logs[-1] = replace(logs[-1], crash=logs[-1].crash or beside.crash_beside(path))
     elif not any(len(log.steps) or log.crash for log in logs):
-        format = logs[0].format_in_words()
-        raise LogError(f"{path} was read as {format} and holds no metric known here, as reward, kl or grad_norm")
+        raise LogError(_no_metric(path, logs[0].unread, logs[0].format_in_words()))
     filtered = found.get("logging_nan_inf_filter", True) is not False
     return [
         replace(
@@ -169,5 +180,13 @@ def _in_file(path: Path, logging_steps: int) -> list[Log]:
     if found := read_text(text):
         return _runs(found)
     if crash := last_exception(text.said):
-        return [Log({}, "no_metrics", crash=crash)]
+        settings = printed_settings(text.said)
+        return [Log({}, "no_metrics", crash=crash, settings=settings, source="verl" if settings else "")]
+    if names := names_in(text.said):
+        raise LogError(_no_metric(path, names))
     raise LogError(f"{path}: unknown format; looked for " + "; ".join(FORMATS))
+
+
+def _no_metric(path: Path, names: Sequence[str], format: str = "a table or console") -> str:
+    offered = f"; its columns are {', '.join(names[:20])}: --metric reward={names[0]} reads that" if names else ""
+    return f"{path} was read as {format} and holds no metric known here, as reward, kl or grad_norm{offered}"

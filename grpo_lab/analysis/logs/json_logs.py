@@ -4,28 +4,36 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_lab.analysis.logs.table import STEP_NAMES, Fact, Table, columns_of, fact
-from grpo_lab.analysis.logs.text import Text, parsed
+from grpo_lab.analysis.logs.names import STEP_NAMES
+from grpo_lab.analysis.logs.table import Fact, Table, columns_of, fact, number_in
+from grpo_lab.analysis.logs.text import Text, literal, parsed
 from grpo_lab.errors import LogError
 
 _JSON = re.compile(r'\{\s*("|\}|$)|\[\s*(\{|\]|$)')
 """The beginning of an object, or of a list of objects; a console may begin with [2026-01-31 or [rank0]."""
-OF_MAX_STEPS = "global_step/max_steps"
+_OF = re.compile(r"\d+/\d+$")
 """ms-swift writes the step and the number of steps as one text, "10/100"."""
+KINDS = ("type", "split", "phase", "mode", "stage", "event", "kind")
+"""What a row is of, as "eval"."""
+COUNTED = (*STEP_NAMES, "epoch", "iter", "update", "rollout", "rollout_id")
+"""Counters that stand beside the metrics."""
 OF_STATE = ("logging_steps", "max_steps", "num_train_epochs", "train_batch_size")
 """Settings in trainer_state.json."""
 
 
 def read_json(text: Text) -> list[Table]:
     """A JSON document of Trainer, or one document a line. Raises LogError for damaged JSON."""
-    if not _JSON.match(text.first):
+    whole, known = literal(text.said) if text.first.startswith(("[{'", "{'")) else parsed(text.said), {}
+    if whole is None and not _JSON.match(text.first):
         return []
-    whole, known = parsed(text.said), {}
     if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
         known = {name: whole[name] for name in OF_STATE if whole.get(name)}
-        whole = whole["log_history"]
+        whole = [row for row in whole["log_history"] if isinstance(row, dict)]
+        return [Table(columns_of(map(_metrics_of, whole)), "log_history", source="trl", settings=known)]
     if isinstance(whole, list) and all(isinstance(row, dict) for row in whole):
-        return [Table(columns_of(whole), "log_history", source="trl", settings=known)]
+        return [Table(columns_of(map(_metrics_of, whole)), "log_history", source="trl")]
+    if isinstance(whole, dict) and (rows := _rows_of(whole)):
+        return [Table(columns_of(map(_metrics_of, rows)), "json")]
     if whole is None and parsed(text.first) is None:
         raise LogError(f"{text.name}: damaged JSON, it ends or breaks off in the middle; give the whole file")
     return [_of_lines(text)]
@@ -64,11 +72,41 @@ def _notes_on(broken: list[int], count: int, name: str) -> Sequence[Fact]:
     return notes
 
 
+def _rows_of(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows in one JSON object: a list of them, one list a metric, or one object a step; none in another."""
+    lists = {name: value for name, value in _flat(tree).items() if isinstance(value, list) and value}
+    rows = [value for value in lists.values() if all(isinstance(each, dict) for each in value)]
+    if rows:
+        return max(rows, key=len)
+    numbers = {name: value for name, value in lists.items() if any(number_in(each) is not None for each in value)}
+    if numbers:
+        size = max(map(len, numbers.values()))
+        found: list[dict[str, Any]] = [{} for _ in range(size)]
+        for name, values in numbers.items():  # a list of evaluations is shorter: at equal distances
+            for place, value in enumerate(values, start=1):
+                found[round(place * size / len(values)) - 1][name] = value
+        return found
+    if len(tree) > 1 and all(name.isdigit() and isinstance(value, dict) for name, value in tree.items()):
+        return [{"step": name, **value} for name, value in tree.items()]
+    return []
+
+
+def _flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """The values in a tree by their names, with "/" between those of an outer and an inner one."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= _flat(value, f"{before}{name}/") if isinstance(value, dict) else {f"{before}{name}": value}
+    return found
+
+
 def _metrics_of(tree: dict[str, Any]) -> dict[str, Any]:
-    """Only the metrics of a JSON line: of `events.jsonl`, of verl's file logger, or of a flat one."""
-    for key in ("metrics", "data"):
-        if isinstance(tree.get(key), dict):
-            return {**{name: tree[name] for name in STEP_NAMES if name in tree}, **tree[key]}
-    if isinstance(step := tree.get(OF_MAX_STEPS), str):
-        return {**tree, OF_MAX_STEPS: step.partition("/")[0]}
-    return tree
+    """Only the metrics of a JSON object: of `events.jsonl`, of verl's file logger, or of a flat or nested one."""
+    inner = next((tree[key] for key in ("metrics", "data") if isinstance(tree.get(key), dict)), None)
+    if inner is not None:
+        tree = {**{name: value for name, value in tree.items() if name in COUNTED}, **inner}
+    of_all = {
+        name: value.partition("/")[0] for name, value in tree.items() if isinstance(value, str) and _OF.match(value)
+    }
+    flat = _flat(tree | of_all)
+    held_out = any(str(tree.get(key)).lower().startswith(("eval", "val", "test")) for key in KINDS)
+    return {name if name in COUNTED else f"eval/{name}": value for name, value in flat.items()} if held_out else flat

@@ -17,21 +17,28 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo_lab import messages
-from grpo_lab.metrics import METRICS, OF_THE_MACHINE, OTHER_NAMES, of_objective, of_run
-from grpo_lab.paths import data_directory, read_toml
+from grpo_lab.analysis.logs.names import (
+    CUMULATIVE,
+    STEP_NAMES,
+    TRAINERS,
+    bare,
+    choose,
+    counters,
+    near,
+    reward_functions,
+    source_of,
+    unread,
+)
+from grpo_lab.analysis.logs.text import NUMBER
+from grpo_lab.metrics import OF_THE_MACHINE, of_objective, of_run
 
 Columns = dict[str, pd.Series]
 """For each name its values; the index is the row. NaN was logged as NaN, and what was not logged is absent."""
-_NAMES = read_toml(data_directory() / "diagnosis" / "names.toml")
-STEP_NAMES, PREFIXES = tuple(_NAMES["step"]), tuple(_NAMES["prefixes"])
-_ONLY = {source: re.compile(pattern) for source, pattern in _NAMES["only"].items()}
-TRAINERS = ("trl", "ms-swift")
-"""Frameworks built on Hugging Face's Trainer, which replaces a loss of NaN in its log by a finite number."""
-CUMULATIVE = "num_tokens"
-"""Hugging Face's Trainer counts these from the start of the run; here they are counted for each step."""
-_FUNCTION = re.compile(r"rewards/(?P<name>.+?)(?P<mean>/mean)?$")
 FAR = 5
 """Steps that a last row must go back to be the first of a new run, not one out of order."""
+_IN_TEXT = re.compile(rf"(?:[\w.]+\(\[?)?({NUMBER})\s*(%?)(?:\]?(?:,.*)?\))?", re.IGNORECASE)
+MOST_UNREAD = 8
+"""Unread columns that a note names."""
 TOO_MANY = 1000
 """Rows out of order from which on they tell nothing."""
 
@@ -80,6 +87,10 @@ class Log:
     """The mean of each reward function by its name; the index is the step."""
     name: str = ""
     """The name of the run in a file of several runs; empty if it has none."""
+    unread: tuple[str, ...] = ()
+    """The columns that are no metric known here."""
+    begins_late: bool = False
+    """Whether the first rows of the run are missing."""
 
     @cached_property
     def steps(self) -> NDArray[np.int64]:
@@ -142,6 +153,15 @@ class Table:
         return choose(self.columns, self.source)
 
 
+def number_in(value: Any) -> float | None:
+    """The number that a value is, or its text, as "nan", "45.2%" or "tensor(0.5, device='cuda:0')"; else None."""
+    try:
+        return float(value)
+    except (ValueError, TypeError, OverflowError):
+        found = _IN_TEXT.fullmatch(value.strip()) if isinstance(value, str) else None
+        return float(found[1]) / (100 if found[2] else 1) if found else None
+
+
 def columns_of(rows: Iterable[Mapping[str, Any]]) -> Columns:
     """The columns of rows; what is no number, or no text of one such as "nan" or "Infinity", was not logged.
 
@@ -151,11 +171,11 @@ def columns_of(rows: Iterable[Mapping[str, Any]]) -> Columns:
     found: dict[str, dict[int, float]] = {}
     for place, row in enumerate(rows):
         for name, value in row.items():
-            try:
-                number = float(value)
-            except (ValueError, TypeError, OverflowError):
+            if name == "train_loss" and "train_runtime" in row:  # Trainer's summary at the end, a mean over all steps
                 continue
-            found.setdefault(name, {})[place] = number
+            number = number_in(value)
+            if number is not None:
+                found.setdefault(name, {})[place] = number
     return {name: pd.Series(values, dtype=np.float64) for name, values in found.items()}
 
 
@@ -182,59 +202,9 @@ def without_blank_rows(columns: Columns) -> Columns:
     return {name: column.loc[column.index.isin(filled)] for name, column in columns.items()}
 
 
-def bare(name: str) -> str:
-    """The name without a callback's prefix, and without the blanks and words of a notebook's table.
-
-    >>> bare("train/kl"), bare("rewards / right / mean"), bare("Training Loss")
-    ('kl', 'rewards/right/mean', 'loss')
-    """
-    name = name.replace(" / ", "/") if name != "Training Loss" else "loss"
-    return next((name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)), name)
-
-
-def choose(names: Iterable[str], source: str = "") -> dict[str, str]:
-    """For each metric that was logged, of the run or of one objective, its name in the log of a source, if it is known.
-
-    >>> choose(["train/kl", "critic/score/mean", "critic/rewards/mean", "perf/mfu/actor"])
-    {'reward': 'critic/rewards/mean', 'kl': 'train/kl'}
-    """
-    logged = {bare(name): name for name in reversed(list(names))}
-    cumulative = (source or source_of(logged.values())) in TRAINERS
-    chosen = {}
-    for metric in METRICS:
-        found = [name for name in (metric, *OTHER_NAMES.get(metric, ())) if name in logged]
-        if found and not (cumulative and metric == CUMULATIVE):
-            chosen[metric] = logged[found[0]]
-    # TRL's names are as long, as in reward/std; an objective of ours has a KL and a reward.
-    objectives = [name.removeprefix("kl/") for name in logged if name.startswith("kl/") and name not in METRICS]
-    each = [of_objective(metric, one) for one in objectives if f"reward/{one}" in logged for metric in METRICS]
-    return chosen | {name: logged[name] for name in each if name in logged}
-
-
-def source_of(names: Iterable[str]) -> str:
-    """The framework that gives metrics these names; empty if they tell none.
-
-    >>> source_of(["actor/grad_norm", "step"]), source_of(["train/kl", "train/epoch"]), source_of(["kl"])
-    ('verl', 'trl', '')
-    """
-    written = {each for name in names for each in (name, bare(name))}
-    return next((source for source, only in _ONLY.items() if any(map(only.match, written))), "")
-
-
-def reward_functions(names: Iterable[str]) -> dict[str, str]:
-    """For each reward function its name in the log: rewards/<name>/mean, or rewards/<name> of older TRL.
-
-    >>> reward_functions(["train/rewards/right/mean", "rewards/right/std", "rewards/short"])
-    {'right': 'train/rewards/right/mean', 'short': 'rewards/short'}
-    """
-    found = [(match, name) for name in names if (match := _FUNCTION.match(bare(name)))]
-    means = {match["name"]: name for match, name in found if match["mean"]}
-    own = {match["name"]: name for match, name in found if not match["mean"]}
-    return means | {each: name for each, name in own.items() if each.removesuffix("/std") not in means}
-
-
 def runs_in(table: Table) -> list[Log]:
     """The runs in a table, in order, each with a note on its place if there are several."""
+    table = replace(table, columns=_counted_through(table.columns))
     if table.one_run:
         return [log_of(table)]
     edges = [0, *_restarts(table), table.size]
@@ -264,20 +234,55 @@ def log_of(table: Table) -> Log:
             broken = {step for series in own for step in series.index[series.isna().to_numpy()]}
             mean = pd.concat(own, axis=1).mean(axis=1)  # of the objectives that a step has: they may take turns
             metrics[metric] = mean.where(~mean.index.isin(broken)).rename(metric)
-    functions = {name: _by_step(columns[column], steps, name) for name, column in reward_functions(columns).items()}
+    if "entropy" in metrics and metrics["entropy"].median() < 0:  # as a loss of its own
+        metrics["entropy"] = -metrics["entropy"]
+    by_function = reward_functions(columns, chosen.values())
+    functions = {name: _by_step(columns[column], steps, name) for name, column in by_function.items()}
     repeated = max((int(series.index.duplicated().sum()) for series in metrics.values()), default=0)
-    source = table.source if table.source not in ("", "trl") else source_of(columns) or table.source
+    source = table.source if table.source not in ("", "trl") else source_of(_telling(columns)) or table.source
+    if table.format == "console" and source == "trl":  # Trainer prints dictionaries alone
+        source = ""
+    left = unread(columns, (*chosen.values(), *by_function.values()))
     return Log(
         {name: _last_of_each_step(series) for name, series in metrics.items()},
         table.format,
         table.hides_nan or source in TRAINERS,
-        (*table.notes, *([fact("repeated", count=f"{repeated:,}")] if repeated else [])),
+        (
+            *table.notes,
+            *([fact("repeated", count=f"{repeated:,}")] if repeated else []),
+            *_on_unread(left, chosen, source),
+        ),
         table.updates_a_row,
         source,
         table.settings,
         functions={name: _last_of_each_step(series) for name, series in functions.items()},
         name=table.name,
+        unread=left,
+        begins_late=_begins_late(steps if counters(columns) else columns.get("epoch", pd.Series(dtype=np.float64))),
     )
+
+
+def _telling(columns: Columns) -> list[str]:
+    """The names that tell the framework: a Trainer's epochs are no whole numbers."""
+    return [name for name, values in columns.items() if name != "epoch" or (values != np.floor(values)).any()]
+
+
+def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> Iterator[Fact]:
+    """A note on the columns that were not read, where a metric may be among them, or no framework is known."""
+    may_be = near(names, chosen)
+    if names and (may_be or not source):
+        said = ", ".join(names[:MOST_UNREAD]) + " …" * (len(names) > MOST_UNREAD)
+        offered = ", ".join(
+            f"--metric {metric}={name!r}" if " " in name else f"--metric {metric}={name}"
+            for metric, name in may_be.items()
+        )
+        yield fact("unread_near", names=said, offered=offered) if offered else fact("unread", names=said)
+
+
+def _begins_late(counter: pd.Series) -> bool:
+    """Whether a counter that begins with the run does not begin at 0 or its pace."""
+    values = np.unique(counter.dropna().to_numpy())
+    return len(values) > 1 and bool(values[0] != 1 and values[0] > 2 * np.median(np.diff(values)))
 
 
 def _by_step(column: pd.Series, steps: pd.Series, name: str) -> pd.Series:
@@ -304,8 +309,8 @@ def _steps(columns: Columns, chosen: Mapping[str, str], table: Table) -> pd.Seri
     The first column counts that has a step for at least half of the measured rows.
     """
     measured = _rows([columns[name] for name in chosen.values()])
-    for name in STEP_NAMES:
-        if name in columns and 2 * np.isin(measured, columns[name].index).sum() >= len(measured):
+    for name in counters(columns):
+        if 2 * np.isin(measured, columns[name].index).sum() >= len(measured):
             return columns[name].loc[np.isfinite(columns[name])]
     return pd.Series(np.arange(table.size, dtype=np.float64) * (table.count_by or 1) + table.count_by)
 
@@ -317,7 +322,8 @@ def _restarts(table: Table) -> list[int]:
     """
     columns, chosen = table.columns, table.chosen
     measured = _rows([columns[name] for name in chosen.values()])
-    named = {bare(name): name for name in columns} | {name: name for name in STEP_NAMES if name in columns}
+    steps = counters(columns)
+    named = {bare(name): name for name in columns} | {name: name for name in steps}
 
     def counted(name: str) -> pd.Series | None:
         """The column of a counter that most of the measured rows have, and that varies."""
@@ -327,15 +333,28 @@ def _restarts(table: Table) -> list[int]:
         column = column.loc[column.index.isin(measured) & np.isfinite(column)]
         return column if 2 * len(column) >= len(measured) > 0 and column.min() < column.max() else None
 
-    for name in (*STEP_NAMES, CUMULATIVE):
+    for name in (*steps, CUMULATIVE):
         if name not in chosen and (column := counted(name)) is not None:
-            return list(_falls(column, 1 if name in STEP_NAMES else 2))
+            return list(_falls(column, 1 if name in steps else 2))
     places = {start for start in table.starts if 0 < start < table.size}
     if (epoch := counted("epoch")) is not None:
         places.update(_falls(epoch, 2))
     if (rate := counted("learning_rate")) is not None:
         places.update(_schedule_restarts(rate))
     return [place for place in sorted(places) if place - 1 not in places]  # a last rate of 0 before a first one of 0
+
+
+def _counted_through(columns: Columns) -> Columns:
+    """The columns with steps that go on where those in the log begin again with each epoch, or another counter."""
+    name, *others = *counters(columns), ""
+    for each in (each for each in columns if bare(each).lower() in ("epoch", "epochs") or each in others):
+        steps = columns[name].dropna() if name else columns[each]
+        outer = columns[each].reindex(steps.index).ffill()
+        falls, rises = np.diff(steps) < 0, np.diff(outer) > 0
+        if rises.any() and np.array_equal(falls, rises) and (outer == np.floor(outer)).all():
+            length = steps.max() + (steps.min() == 0)
+            return columns | {name: steps + (outer - outer.iloc[0]) * length}
+    return columns
 
 
 def _falls(column: pd.Series, slack: int) -> Iterator[int]:

@@ -9,7 +9,8 @@ from pathlib import PurePath
 
 import pandas as pd
 
-from grpo_lab.analysis.logs.table import PREFIXES, STEP_NAMES, Columns, Table, choose, columns_of, fact
+from grpo_lab.analysis.logs.names import PREFIXES, STEP_NAMES, choose
+from grpo_lab.analysis.logs.table import Columns, Table, columns_of, fact, number_in
 from grpo_lab.analysis.logs.text import Text
 from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES
@@ -24,17 +25,51 @@ _NAMES = {*METRICS, *(name for names in OTHER_NAMES.values() for name in names)}
 _TAGS = {name.replace("/", "_"): name for name in sorted(_NAMES)}
 """Names as TensorBoard writes them in a file's name; its num_tokens may be a step's or those since the start."""
 _FUNCTION = re.compile(r"rewards_(.+)_mean$")
-_DASHES = re.compile(r"[\s|:-]*$")
+_DASHES = re.compile(r"[\s|:+=─━│┃┏┓┗┛┡┩├┤┼╇┴┬└┘┌┐╞╡╪-]*$")
+_NO_NAME = re.compile(r"[{}=]|\d\.\d")
+_EMPTY = ("-", "—", "None", "No log", "n/a", "N/A", "<NA>")
 _OTHERS = ("eval", "val", "test", "ppo", "approx", "max", "min", "std", "old", "target")
 """Words before a metric's name that make it another metric."""
 
 
 def read_csv(text: Text) -> list[Table]:
-    """A CSV, or a notebook's table as Markdown, whose second line is dashes. Raises LogError for a damaged file."""
-    if " | " not in text.first:
-        return tables_in(text)
-    rows = (line.strip().strip("|").split("|") for line in text.said.split("\n") if not _DASHES.match(line))
-    return tables_in(replace(text, said="\n".join("\t".join(map(str.strip, cells)) for cells in rows)))
+    """A CSV. Raises LogError for a damaged file."""
+    return tables_in(text) if " | " not in text.first else []
+
+
+def read_table(text: Text) -> list[Table]:
+    """The longest table in a text, as Markdown, pandas and rich print it: a line of names over lines of numbers."""
+    found: dict[str, list[list[str]]] = {}
+    cells: list[str] = []
+    for line in text.said.split("\n"):
+        if not line.strip() or _DASHES.match(line):
+            continue
+        row = _cells(line)
+        numbers = [number_in(cell) is not None or not cell or cell in _EMPTY for cell in row]
+        if (
+            len(row) > 1
+            and not any(number_in(cell) is not None for cell in row)
+            and choose(row)
+            and not _NO_NAME.search(line)
+        ):
+            cells = row
+            found.setdefault("\t".join(cells), [])
+        elif cells and len(row) - len(cells) in (0, 1) and 2 * sum(numbers) > len(row) and "".join(row):
+            found["\t".join(cells)].append(row[len(row) - len(cells) :])  # pandas numbers the rows
+        else:
+            cells = []
+    names, rows = max(found.items(), key=lambda table: len(table[1]), default=("", []))
+    empty = [["" if cell in _EMPTY else cell for cell in row] for row in rows]
+    return tables_in(replace(text, said="\n".join([names, *map("\t".join, empty)]) + "\n")) if rows else []
+
+
+def _cells(line: str) -> list[str]:
+    """The cells of a line of a table: between bars, tabs, or blanks, of which two or more count if there are such."""
+    line = line.strip()
+    for separator in (r"\s*[|│┃║]\s*", r"\t", r"\s{2,}", r"\s*,\s*", r"\s+"):
+        if re.search(separator, line):
+            return re.split(separator, re.sub(r"^[|│┃║]\s*|\s*[|│┃║]$", "", line))
+    return [line]
 
 
 def tables_in(text: Text) -> list[Table]:
@@ -48,7 +83,7 @@ def tables_in(text: Text) -> list[Table]:
         return [_of_curve(*read(), text.name)]
     if choose(match["name"] for each in names if (match := _OF_A_RUN.match(each)) and not each.endswith(_BOUNDS)):
         return _of_panel(*read(), names[0])
-    if not choose(names):
+    if not choose(names) or any(map(_NO_NAME.search, names)):
         return []
     columns, notes = read()
     return [Table(columns, "csv", notes, hides_nan=_of_a_callback(columns))]
@@ -62,8 +97,10 @@ def of_tensorboard(text: Text) -> bool:
 def together(tables: Sequence[Table]) -> list[Table]:
     """The runs of several exports, each with the columns that any of them has."""
     runs: dict[str, Table] = {}
+    named = {table.name for table in tables if table.name}
     for table in tables:
-        known = runs.setdefault(table.name, replace(table, columns={}))
+        run = table.name or (min(named) if len(named) == 1 else "")  # the name of one curve alone may tell no run
+        known = runs.setdefault(run, replace(table, columns={}))
         after = known.size
         for name, column in table.columns.items():
             moved = column.set_axis(column.index + after)

@@ -1,8 +1,10 @@
 """The text of a log, unpacked, as a reader of a format gets it."""
 
+import ast
 import codecs
 import gzip
 import json
+import re
 import sys
 import zlib
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from grpo_lab.errors import LogError
 STDIN = "-"
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 """PowerShell's > writes UTF-16 with such a mark."""
-NUMBER = r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+NUMBER = r"[-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,14 @@ def decoded(data: bytes, name: str) -> str:
     if "\0" in text[:10_000]:
         raise LogError(f"{name} is a binary file, no log; give the text that the trainer wrote")
     return text
+
+
+def literal(text: str) -> Any:
+    """The value of a Python text, as printed lists and dictionaries, or None if it is none."""
+    try:
+        return ast.literal_eval(re.sub(r"\b(nan|inf)\b", r"'\1'", text.strip()))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
 
 
 def parsed(text: str) -> Any:

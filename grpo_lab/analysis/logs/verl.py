@@ -14,7 +14,7 @@ _RECORD = re.compile(r"\bstep:\d+(?: -(?:[ \t]|$)|[ \t]*$)", re.MULTILINE)
 _LINE = re.compile(r"\bstep:\d+ - \S+:.*")
 _PAIR = re.compile(rf"([\w/.@()-]+):(?:np\.\w+\()?({NUMBER})\)?(?= - |\s*$)", re.IGNORECASE)
 _BEGUN = re.compile(r"[\w/.@()-]+(:\S*)?$")
-_PREFIX = re.compile(r"^(?:\x1b\[[\d;]*m)*(?:\(\w+ pid=\d+[^)]*\))?(?:\x1b\[[\d;]*m)*\s*")
+_PREFIX = re.compile(r"^(?:\x1b?\[[\d;]*m)*(?:\(\w+ pid=\d+[^)]*\))?(?:\x1b?\[[\d;]*m)*\s*")
 """The prefix of ray before a line of a worker."""
 _CONFIG = re.compile(r"\{'(?:actor_rollout_ref|algorithm|critic|data)': ")
 _OVERRIDE = re.compile(r"(?<!\S)\+{0,2}((?:actor_rollout_ref|algorithm|critic|data|trainer)\.[\w.]+)=([^\s\\'\"]+)")
@@ -42,7 +42,7 @@ def read_verl(text: Text) -> list[Table]:
         del columns["actor/lr"]
         notes.append(fact("rate_rounded"))
     crashes = by_rows(said, [line.start() for line in lines])
-    about = {"source": "verl", "crashes": crashes, "settings": _printed_settings(said)}
+    about = {"source": "verl", "crashes": crashes, "settings": printed_settings(said)}
     return [Table(columns, "verl_console", notes, **about)] if columns else []
 
 
@@ -106,7 +106,7 @@ def _joined(record: str, said: str) -> str:
     return f"{record} - {said}" if whole else record + said
 
 
-def _printed_settings(text: str) -> dict[str, Any]:
+def printed_settings(text: str) -> dict[str, Any]:
     """The settings in the config that verl prints at its start, and in the command of a shell that traces (set -x)."""
     given: dict[str, Any] = dict(_OVERRIDE.findall(text[:LONGEST]))
     start = _CONFIG.search(text)

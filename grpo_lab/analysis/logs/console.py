@@ -1,0 +1,220 @@
+"""The console of a trainer or a loop of one's own: names and numbers, as `loss: 0.1 | kl=0.2`, between other output."""
+
+import bisect
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from grpo_lab.analysis.logs.names import choose, counters, measured, words_of
+from grpo_lab.analysis.logs.table import Table, columns_of, fact
+from grpo_lab.analysis.logs.text import NUMBER, Text
+from grpo_lab.analysis.logs.tracebacks import by_rows
+
+_LINE = re.compile(
+    r"^(?:(?P<before>[^\n{]*)(?P<row>\{['\"]\w[^'\"\n]*['\"]:\s(?:[^\n]*\}|[^{}]{,20000}\}|[^\n]*))[^\n]*|[^\n]+)",
+    re.MULTILINE,
+)
+"""A line, also one with a dictionary, one that a terminal wrapped or cut."""
+_PREFIX = re.compile(r"^(?:\s|\x1b?\[[\d;]*m|\([\w.]+ pid=\d+[^)]*\)|\[(?:rank|default)?\d+\]:)+", re.MULTILINE)
+"""Colours, and the prefixes of ray and torchrun."""
+_COLOUR = re.compile(r"\x1b?\[\d[\d;]*m")
+_WRAPPED = re.compile(
+    r"(?:np|numpy|torch|jnp)?\.?(?:float\d*|int\d*|tensor|array|Array|Tensor)\(\[?\s*([^\s,()\[\]]+)[^()]*\)"
+)
+_WORD = r"[^\W\d_](?:[\w./@%+-]|\([^\W\d]+\))*|_[^\W\d]\w*|\([^\W\d]+\)"
+_PAIR = re.compile(
+    rf"(?<![\w./@])['\"]?(?P<name>(?:{_WORD})(?: (?:{_WORD})){{0,5}})['\"]?"
+    rf"(?:\s*[:=：]{{1,2}}\s*['\"]?|\s+(?={NUMBER}(?:[\s|,;)%]|$)))(?P<value>{NUMBER})(?![\w.]*[/:]\d|[\d.]*%\|)(?P<percent>\s?%)?",
+    re.IGNORECASE,
+)
+_STEP = re.compile(
+    r"(?<![\w/])(?<!total )(?<!max )(?<!num )(?<!every )(?<!per )"
+    r"(?P<whole>train(?:ing)? |global[ _])?"
+    r"['\"]?(?P<kind>global_step/max_steps|step|iter(?:ation)?|update|rollout|episode|epoch|batch)s?['\"]?"
+    r"\s*[:=#]?\s*['\"]?[\[(]?\s*(?P<at>\d+)(?:\s*(?:/|of)\s*\d+)?(?![\w.]|\s*%|-\d)(?:[)\]]?\((?P<within>\d+)/(?P<of>\d+)\))?",
+    re.IGNORECASE,
+)
+_LEAD = re.compile(r"^\[?(\d{1,7})(?:\s*/\s*\d+)?(?:\]|\s*[:|])\s|\[(\d+)/\d+\]")
+"""A number before the others: "12: ", "[0012] " or "[12/200]"."""
+_BAR = re.compile(r"(?<![\d/])(\d+)/(\d+) \[")
+"""The progress bar of tqdm: 5/200 [00:10<06:30, 2.0s/it]."""
+_START = re.compile(r"\*{5} Running training \*{5}|==\(\(====\)\)==")
+"""A line of transformers and one of Unsloth at the start of a training."""
+_RESUMED = re.compile(r"Continuing training from (?:a )?checkpoint")
+_LIST = re.compile(r"^\s*['\"]?([^\W\d][\w /.-]*?)['\"]?\s*[:=]\s*\[([^\[\]]+)\]", re.MULTILINE)
+"""A printed list, as "rewards = [0.1, 0.2]"."""
+_NESTED = re.compile(r"\{['\"][\w./-]+['\"]:\s*[{(\[]?\s*\{")
+_HELD_OUT = re.compile(r"\W*(?:\w+ )?(eval|evaluation|val|validation|test)\b", re.IGNORECASE)
+_DICTIONARY = re.compile(r"^(?:[^\n{]*\|[^\n{]*)?\{'(?:loss|reward|grad_norm)': ", re.MULTILINE)
+"""The rows of a Trainer."""
+_SUMMARY = "train_runtime"
+MOST = 5000
+"""Lines in which names are looked for."""
+FEW = 4
+"""Rows of which half, where so few are there, tell no counter."""
+OF_TRAINER = ("loss", "learning_rate", "epoch")
+NEAR = 2000
+"""Characters after a start in which transformers says that it goes on from a checkpoint."""
+
+
+@dataclass
+class _Row:
+    """The numbers of one step, which may stand on several lines."""
+
+    place: int
+    values: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    alone: bool = False
+    """Whether it is a dictionary with nothing but a progress bar before it, as Hugging Face's Trainer prints it."""
+    bars: dict[int, int] = field(default_factory=dict)
+    """The last place of each progress bar before the row, by its length."""
+
+
+def read_console(text: Text) -> list[Table]:
+    """The numbers in any other text."""
+    said = text.said
+    rows = _of_training(list(_rows(said)))
+    if not rows:
+        lists = {name: value.split(",") for name, value in _LIST.findall(said)}
+        size = max(map(len, lists.values()), default=0)
+        steps = [{name: value[at].strip() for name, value in lists.items() if at < len(value)} for at in range(size)]
+        return [Table(columns_of(steps), "json")] if measured(lists) else []
+    notes, places = [], [row.place for row in rows]
+    dictionaries = said[places[-1] :].startswith("{") or "{'" in said[places[-1] :].split("\n", 1)[0]
+    if dictionaries and "}" not in said[places[-1] :]:
+        rows.pop()
+        notes.append(fact("cut"))
+    counted = Counter(kind for row in rows for kind in row.counts)
+    kinds = {kind for kind, count in counted.items() if 2 * count >= len(rows) + (len(rows) < FEW)}
+    values = [{**{kind: at for kind, at in row.counts.items() if kind in kinds}, **row.values} for row in rows]
+    if not any(counters(row) for row in values):
+        if (steps := _steps_of_bars(rows)) is not None:
+            values = [{"step": step, **row} for step, row in zip(steps, values, strict=True)]
+        elif not _by_epochs(values):
+            notes.append(fact("counted_by", steps=text.logging_steps) if text.logging_steps > 1 else fact("counted"))
+    starts = [
+        match.end() for match in _START.finditer(said) if not _RESUMED.search(said, match.end(), match.end() + NEAR)
+    ]
+    names = {name for row in rows for name in row.values}
+    of_trainer = sum(row.alone for row in rows) > len(rows) / 2 and not names.isdisjoint(OF_TRAINER)
+    return [
+        Table(
+            columns_of(values),
+            "trainer_console" if of_trainer else "console",
+            notes,
+            source="trl" if of_trainer else "",
+            crashes=by_rows(said, places[: len(rows)]),
+            starts=[bisect.bisect(places, at) for at in starts],
+            count_by=text.logging_steps,
+        )
+    ]
+
+
+def _rows(said: str) -> Iterator[_Row]:
+    """The rows, each with at least one measure: a new one begins with another step, or where a name is there again."""
+    row, depth, bars = _Row(0), 0, {}
+    sure = sum(1 for _ in zip(_DICTIONARY.finditer(said), range(2), strict=False)) > 1
+    for match in _LINE.finditer(said):
+        line = _COLOUR.sub("", _PREFIX.sub("", match[0]).replace("\n", ""))
+        bars |= {int(total): int(at) for at, total in _BAR.findall(line)}
+        if depth > 0 or _NESTED.search(line):  # a printed config
+            depth = max(0, depth + line.count("{") - line.count("}")) if line[:1] in "{}[]()'\"" else 0
+            continue
+        counts, pairs = _pairs(_WRAPPED.sub(r"\1", line))
+        known = measured(pairs)
+        before = _PREFIX.sub("", match["before"] or "")
+        alone = (match["row"] or "").startswith("{'") and ("|" in before or not re.search(r"\w", before))
+        if sure and not alone:  # of a completion that is printed between, or of DeepSpeed
+            continue
+        joins = (row.counts and pairs) or (row.values and (choose(pairs) or counters(pairs)))
+        if _SUMMARY in pairs or not (known or counts or joins):
+            continue
+        again = not pairs.keys().isdisjoint(row.values) and known
+        if again or any(row.counts.get(kind, at) != at for kind, at in counts.items()):
+            if measured(row.values):
+                yield row
+            row = _Row(match.start())
+        if known and not measured(row.values):
+            row.alone = alone
+            row.place = match.start("row") if match["row"] else match.start()
+            row.bars, bars = bars, {}
+        row.values = row.values | pairs if known else pairs | row.values
+        row.counts |= counts
+    if measured(row.values):
+        yield row
+
+
+def _pairs(line: str) -> tuple[dict[str, int], dict[str, str]]:
+    """The counters in a line, as "Step 12", and its names with their numbers."""
+    counts: dict[str, int] = {}
+    for match in _STEP.finditer(line):
+        kind = match["kind"].lower()
+        if match["within"]:
+            counts["step"] = (int(match["at"]) - 1) * int(match["of"]) + int(match["within"])
+        if kind not in counts or match["whole"]:
+            counts[kind] = int(match["at"])
+    if not counts and (lead := _LEAD.search(line)):
+        counts["it"] = int(lead[1] or lead[2])
+    if line[:1] in "|│┃":  # a table of names and values
+        line = re.sub(r"\s*[|│┃]\s*", " : ", line).strip(" :")
+    found = list(_PAIR.finditer(line))
+    before = "eval/" if found and (_HELD_OUT.match(line[: found[0].end("name")])) else ""
+    pairs = {}
+    for match in found:
+        name = " ".join(match["name"].split())
+        name = name if words_of(name)[1] else before + name
+        pairs[name] = match["value"] + ("%" if match["percent"] else "")
+    return counts, {name: value for name, value in pairs.items() if name.lower() not in counts}
+
+
+def names_in(said: str) -> list[str]:
+    """The names that recur in a text without a known metric, as in a log with other ones; those of a CSV's header."""
+    lines = [_COLOUR.sub("", _PREFIX.sub("", line)) for line in said.split("\n", MOST)[:MOST]]
+    found = Counter(name for line in lines for name in _pairs(line)[1])
+    recurring = [name for name, count in found.items() if count > 1]
+    header = [cell.strip() for cell in re.split(r"[,;\t|]", lines[0])]
+    of_a_table = [cell for cell in header if re.fullmatch(r"[^\W\d][\w/.-]*", cell)] if len(header) > 1 else []
+    return [name for name in recurring or of_a_table if not counters([name])]
+
+
+def _of_training(rows: list[_Row]) -> list[_Row]:
+    """The rows without printed settings: the first ones that hold far fewer measures, and names that are there once."""
+    sizes = sorted(len(measured(row.values)) for row in rows)
+    usual = sizes[len(sizes) // 2] if len(rows) > 3 else 0
+    first = next((place for place, row in enumerate(rows) if 2 * len(measured(row.values)) > usual), 0)
+    found = Counter(name for row in rows[first:] for name in row.values)
+    if len(rows) > FEW:  # what is printed once is a setting
+        for row in rows:
+            row.values = {name: value for name, value in row.values.items() if found[name] > 1 or words_of(name)[1]}
+    return rows[first:]
+
+
+def _steps_of_bars(rows: Sequence[_Row]) -> list[int] | None:
+    """The step of each row from the progress bar that grows with the rows, or between its neighbours."""
+    lengths = Counter(length for row in rows for length in row.bars)
+    for length, count in lengths.most_common():
+        known = [(place, row.bars[length]) for place, row in enumerate(rows) if length in row.bars]
+        paces = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(known)]
+        grows = 0 not in paces and sum(pace < 0 for pace in paces) <= len(paces) / 5  # it falls where a run begins
+        if grows and 2 * count > len(rows):
+            at, steps = zip(*known, strict=True)
+            pace = float(np.median(paces or [1]))
+            inner = np.interp(range(len(rows)), at, steps)
+            outer = [min(place - at[0], 0) + max(place - at[-1], 0) for place in range(len(rows))]
+            return [round(step + beyond * pace) for step, beyond in zip(inner, outer, strict=True)]
+    return None
+
+
+def _by_epochs(values: Sequence[dict[str, Any]]) -> bool:
+    """Whether rows are counted by whole epochs, which then become their steps."""
+    epochs = [row.get("epoch") for row in values]
+    if not all(isinstance(epoch, int) for epoch in epochs) or len(set(epochs)) < len(epochs):
+        return False
+    for row in values:
+        row["step"] = row.pop("epoch")
+    return True

@@ -1,0 +1,86 @@
+"""The first sentence of a diagnosis: what happened, from the curves alone."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from grpo_lab import diagnose
+from grpo_lab.analysis.diagnosis.story import story
+from grpo_lab.analysis.logs import Log
+
+NOISE = np.random.default_rng(0).normal(0, 0.02, 120)
+LEVEL = np.full(120, 0.4) + NOISE
+RISE = np.linspace(0.1, 0.8, 120) + NOISE
+FALL = np.where(np.arange(1, 121) < 90, RISE, 0.02 + NOISE / 10)
+DIP = np.where((np.arange(120) > 50) & (np.arange(120) < 70), 0.05, 0.6) + NOISE
+
+
+def told(language="en", first=1, crash="", **curves):
+    index = range(first, first + 120)
+    metrics = {name.replace("__", "/"): pd.Series(values, index=index) for name, values in curves.items()}
+    return story(Log(metrics, crash=crash, begins_late=first > 1), language)
+
+
+@pytest.mark.parametrize(
+    ("curves", "said", "not_said"),
+    [
+        pytest.param({"reward": LEVEL}, ["no clear change beyond its noise"], ["→ 0.8", "recover"], id="flat"),
+        pytest.param({"reward": RISE}, ["0.1", "→ 0.7"], ["recover", "noise"], id="rises"),
+        pytest.param({"reward": FALL}, ["0.1", "0.5", "from step 9", "did not recover"], ["dip"], id="rises and falls"),
+        pytest.param({"reward": DIP}, ["dip to 0.0", "about step", "recovered"], ["not recover"], id="a dip"),
+        pytest.param({"reward": 0.95 + NOISE / 10}, ["high from the start"], ["noise"], id="solved"),
+        pytest.param({"reward": [0.5] * 120}, ["0.5 in every step"], ["noise"], id="the same"),
+        pytest.param({"reward": [math.nan] * 120}, ["NaN in every step"], [], id="no number"),
+        pytest.param({"kl": LEVEL}, ["reward is not in this log"], [], id="no reward"),
+        pytest.param({}, ["No metric"], [], id="nothing"),
+        pytest.param(
+            {
+                "reward": FALL,
+                "entropy": np.where(FALL < 0.1, 5.0, 0.1) + NOISE,
+                "completions__clipped_ratio": FALL < 0.1,
+            },
+            ["entropy rose 0.1", "→ 5", "ran into the limit (100% cut off)"],
+            [],
+            id="with entropy and length",
+        ),
+        pytest.param(
+            {"reward": RISE, "kl": np.where(np.arange(120) < 60, 0.1, math.nan), "loss": LEVEL},
+            ["not finite from step 61 on: kl"],
+            ["loss"],
+            id="a metric becomes NaN",
+        ),
+        pytest.param({"reward": RISE, "eval__reward": RISE[::-1]}, ["held-out reward fell"], [], id="held out"),
+        pytest.param(
+            {"reward": LEVEL, "grad_norm": np.where(np.arange(120) == 30, 1e6, 1.0)},
+            ["reached 1e+06 in step 31"],
+            [],
+            id="one norm",
+        ),
+    ],
+)
+def test_the_course_of_the_reward_and_what_moved_with_it(curves, said, not_said):
+    sentence = told(**curves)
+    assert all(each in sentence for each in said) and not any(each in sentence for each in not_said), sentence
+    assert sentence.endswith(".") and "{" not in sentence
+    assert told("zh", **curves).endswith("。")
+
+
+def test_a_crash_and_a_missing_beginning_are_told():
+    said = told(reward=RISE, crash="OSError: [Errno 28] No space left on device", first=300)
+    assert "OSError: [Errno 28]" in said and "begins at step 300" in said
+
+
+def test_a_slope_that_is_never_sure_between_two_levels_is_a_decline():
+    noise = np.random.default_rng(1).normal(0, 0.2, 120)
+    assert "slow decline" in told(reward=np.linspace(0.6, 0.4, 120) + noise)
+
+
+def test_the_sentence_stands_before_the_verdict_in_text_page_and_json():
+    found = diagnose(pd.DataFrame({"reward": FALL, "kl": LEVEL, "entropy": RISE}))
+    sentence = found.tree()["happened"]
+    assert sentence == story(found.log, "en")
+    lines = " ".join(found.text().split())
+    assert lines.index(sentence) < lines.index("[from step")
+    assert sentence.replace("→", "") in found._repr_html_().replace("→", "")
