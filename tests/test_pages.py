@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from grpo_lab.analysis import markdown
-from grpo_lab.cli import main
 from grpo_lab.config import catalog
 from grpo_lab.config.fields import settings_of
 from grpo_lab.metrics import LINKS, METRICS
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS
-from grpo_lab.ui import docs_pages
+from website import docs as docs_pages
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -151,22 +150,14 @@ def test_every_scenario_that_claims_name_exists():
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def command(monkeypatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["grpo-lab", "docs", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
-def test_the_command_writes_and_checks(monkeypatch, capsys, tmp_path):
-    folder = str(tmp_path / "docs")
-    assert command(monkeypatch, "--check", "--out", folder) == 1
-    assert f"run grpo-lab docs --out {folder}" in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "docs").exists()
-    assert command(monkeypatch, "--out", folder) == 0
-    assert command(monkeypatch, "--check", "--out", folder) == 0
-    (tmp_path / "docs" / "metrics.md").write_text("old")
-    (tmp_path / "docs" / "guards.md").unlink()
-    capsys.readouterr()
-    assert command(monkeypatch, "--check", "--out", folder) == 1
-    assert "out of date: guards.md, metrics.md;" in " ".join(capsys.readouterr().err.split())
+def test_the_command_writes_and_checks(tmp_path):
+    folder = tmp_path / "docs"
+    with pytest.raises(SystemExit, match=re.escape(f"run python -m website.docs --out {folder}")):
+        docs_pages.main(folder, check=True)
+    assert not folder.exists()
+    docs_pages.main(folder)
+    docs_pages.main(folder, check=True)
+    (folder / "metrics.md").write_text("old")
+    (folder / "guards.md").unlink()
+    with pytest.raises(SystemExit, match=r"out of date: guards\.md, metrics\.md;"):
+        docs_pages.main(folder, check=True)

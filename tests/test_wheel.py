@@ -22,7 +22,6 @@ from grpo_lab.course.editions import build
 from grpo_lab.course.editions.nbgrader import course
 from grpo_lab.course.editions.release import copies
 from grpo_lab.runs.recordings import recording_names
-from grpo_lab.ui import docs_pages
 
 ROOT = Path(__file__).parents[1]
 LABS = ROOT / "labs"
@@ -160,13 +159,6 @@ def test_the_unpacked_wheel_releases_a_lab_and_hides_its_solution(unpacked, tmp_
 def test_it_writes_the_labs_that_the_checkout_writes(run, tmp_path):
     run("grpo-lab", "labs", "nbgrader", "out")
     assert texts(tmp_path) == {path: text for path, text in course(LABS, Path("out")).items()}
-
-
-@pytest.mark.slow
-def test_it_writes_the_pages_that_the_checkout_writes(run, tmp_path):
-    run("grpo-lab", "docs")
-    assert texts(tmp_path / "docs") == {Path(name): text for name, text in docs_pages.render().items()}
-    run("grpo-lab", "docs", "--check")
 
 
 @pytest.mark.slow

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from grpo_lab.cli.app import AsJson, Check, Out, app
+from grpo_lab.cli.app import AsJson, app
 from grpo_lab.config import catalog
 from grpo_lab.config.algorithms import algorithm, algorithm_names
 from grpo_lab.config.fields import settings_of
-from grpo_lab.errors import ConfigError, RunError
+from grpo_lab.errors import ConfigError
 from grpo_lab.ui import console
 
 if TYPE_CHECKING:
@@ -139,16 +138,3 @@ def settings(
     found = described(name)
     rows = [[d.key, d.type, d.limit, d.written, d.meaning] for d in found]
     console.say_list(as_json, map(asdict, found), ["key", "type", "limit", "default", "meaning"], rows)
-
-
-@app.command(example="docs --check")
-def docs(out: Out = None, check: Check = False) -> None:
-    """Write the pages that are generated from code and data, into docs/ or the folder of --out."""
-    from grpo_lab.ui import docs_pages
-
-    folder = out or Path("docs")
-    if not check:
-        for path in docs_pages.write(folder):
-            console.out.print(f"{path} written")
-    elif stale := docs_pages.stale(folder):
-        raise RunError(f"{folder}: out of date: {', '.join(stale)}; run {docs_pages.COMMAND} --out {folder}")

@@ -1,11 +1,17 @@
-"""Pages of docs/ that are made from code and data, and therefore agree with them; their text is in data/templates."""
+"""`python -m website.docs`: the pages of docs/ that are made from code and data, and therefore agree with them.
+
+Their text is in data/templates. `--check` lists pages that are out of date, and `--out` names another folder.
+"""
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from grpo_lab.analysis import markdown
 from grpo_lab.config.algorithms import PART_OF, USED_BY, algorithm, algorithm_names, unused
@@ -20,7 +26,7 @@ from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.described import classes, docstring, settings_in
 
-COMMAND = "grpo-lab docs"
+COMMAND = "python -m website.docs"
 NOTICE = f"<!-- Made by `{COMMAND}` from code and data: change those, and run it again. -->\n\n"
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
@@ -126,3 +132,19 @@ def _mentions(cases: Sequence[Scenario], name: str, kind: str) -> list[str]:
         for texts in getattr(case, kind)
         if any(map(mine.match, texts))
     ]
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("docs"),
+    check: Annotated[bool, typer.Option("--check", help="List pages that are out of date, and write none.")] = False,
+) -> None:
+    """Write the pages of docs/ that are made from code and data."""
+    if not check:
+        for path in write(out):
+            print(f"{path} written")
+    elif old := stale(out):
+        sys.exit(f"{out}: out of date: {', '.join(old)}; run {COMMAND} --out {out}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
