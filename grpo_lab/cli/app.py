@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -68,6 +69,7 @@ def _options(
 Model = Annotated[str | None, Option("--model", help="tiny, smollm2-135m, a local folder, or a hub id.")]
 Language = Annotated[str | None, Option("--language", help="en or zh; by default GRPO_LAB_LANG, or else en.")]
 Device = Annotated[str | None, Option("--device", help="auto, cpu, cuda or cuda:1.")]
+Out = Annotated[Path | None, Option("--out", help="Output folder.")]
 Settings = Annotated[list[str] | None, Option("--set", help="section.setting=value; may be repeated.")]
 Browser = Annotated[bool, Option(help="Open a browser window, or only print the address.")]
 Check = Annotated[bool, Option("--check", help="Write nothing; exit 1 if a file is out of date.")]
