@@ -18,6 +18,7 @@ from grpo_lab.course.exercises import Finding, Question, Values
 from grpo_lab.errors import ConfigError, DataError, NotYet, Unanswered
 from grpo_lab.runs import child_pool, recordings
 from grpo_lab.runs.session import Session
+from grpo_lab.ui import html
 from grpo_lab.ui.notebook import Lab, feedback_view, questions
 
 RIGHT = "def double(x):\n    return x + x\n"
@@ -282,7 +283,7 @@ def test_code_in_a_question_is_marked():
     asked = Question("Does `a < b` hold?", (("no", "`b` is 1."), ("yes", "It does.")), 1)
     title, *_ = questions.buttons([asked]).children[0].children
     assert "<code>a &lt; b</code>" in title.value and "<code>b</code> is 1." in questions.explanation(asked, 0)
-    assert "`" not in questions.folded([asked])
+    assert "`" not in html.fill("questions", [asked])
 
 
 def test_the_export_holds_answers_and_runs_with_a_figure_and_is_named_in_a_sentence(lab):

@@ -10,7 +10,7 @@ from PIL import Image
 
 from grpo_lab.course.registry import lab_page
 from grpo_lab.messages import languages, text_in
-from grpo_lab.ui.notebook.questions import folded
+from grpo_lab.ui import html as macros
 from website import animation, checks, pages
 from website.__main__ import main, site
 
@@ -51,7 +51,7 @@ def test_a_line_of_progress_that_was_wiped_leaves_no_empty_box(tmp_path):
 
 
 def test_questions_are_shown_with_folded_replies(tmp_path):
-    below = {"text/html": folded(ASKED), "text/plain": ""}
+    below = {"text/html": macros.fill("questions", ASKED), "text/plain": ""}
     (shown,) = made(tmp_path, executed({pages.WIDGET: {"model_id": "1"}}, below, source="lab.questions()"))
     html = shown.data["text/html"]
     assert html.count("<details>") == sum(len(question.options) for question in ASKED)

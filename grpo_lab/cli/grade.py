@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from grpo_lab.grading.submissions import Found
     from grpo_lab.runs.clusters import Cluster
 
-TRUST = """\
-A grade computed on the student's own machine is self-assessment: the owner of a machine can change any result on it. \
-These grades are computed here. The sandbox runs an answer, receives only inputs and returns data; scoring happens \
-outside the sandbox. The inputs are drawn for each notebook from your secret, so memorised answers fail. A right \
-answer does not prove its authorship."""
-
-NO_ISOLATION = """\
-WARNING: NO ISOLATION. Every answer runs as you. It can read the grader's secret, other submissions and all your \
-files, and end your processes. Do not trust these grades if a student could have meant harm."""
-
 
 @app.command(example="grade submissions/ --out grades/")
 def grade(
@@ -74,7 +64,9 @@ def grade(
     sys.executable = os.path.normpath(sys.executable)  # `..` in it would name folders that the sandbox does not have
     from grpo_lab.grading import repeats, reports, submissions
     from grpo_lab.grading import rules as ruling
-    from grpo_lab.grading.reports import marking, words
+    from grpo_lab.grading.reports import marking
+    from grpo_lab.grading.reports.words import Words
+    from grpo_lab.grading.sandbox.tiers import SAID
     from grpo_lab.runs import clusters
 
     options = {"attempt": attempt, "tier": require_tier, "labs": lab and tuple(lab)}
@@ -84,13 +76,13 @@ def grade(
     if print_rules:
         return typer.echo(ruling.as_toml(ruled), nl=False)
     if explain:
-        console.out.print(TRUST, markup=False)
+        console.out.print(SAID["self_assessed"], markup=False)
         tier = _tier(ruled)
         return console.out.print(f"Here: tier {tier.number}. {tier.trust}", markup=False)
     if not paths:
         raise typer.BadParameter("name a folder of notebooks, or notebooks", param_hint="PATH...")
     every = submissions.found(paths, [out, Path(ruled.secret), *([rules] if rules else [])])
-    words.of(language)  # an unknown one is an error now, not after the grading
+    Words(language)  # an unknown one is an error now, not after the grading
     cluster = clusters.connect(backend, scheduler, jobs)
     results = repeats.told_apart(every, _graded(every, out, _course(ruled), jobs, cluster))
     if (sheet := out / marking.TO_MARK).exists():
@@ -105,11 +97,12 @@ def grade(
 
 def _tier(rules: Rules) -> Tier:
     from grpo_lab.grading.sandbox import tier_checks
+    from grpo_lab.grading.sandbox.tiers import SAID
 
     with console.err.status("probing the sandbox"):
         tier = tier_checks.working(rules.tier, rules.limits, rules.no_isolation)
     if tier.exposed:
-        console.err.print(NO_ISOLATION, markup=False, style="bold red")
+        console.err.print(SAID["no_isolation"], markup=False, style="bold red")
     return tier
 
 
@@ -156,10 +149,10 @@ def _graded(every: Sequence[Found], out: Path, course: Course, jobs: int, cluste
 
 def _say(results: Sequence[Result], out: Path) -> None:
     """Print a summary of the class; exit code 1 if a notebook was not graded in full: a person has to look then."""
-    from grpo_lab.grading.reports import words
+    from grpo_lab.grading.reports.words import Words
     from grpo_lab.grading.results import counted
 
-    word = words.of("en")
+    word = Words("en")
     rows = [("student", "lab", "score", "of", "to mark", "problem or warning")]
     for result in results:
         left = word("incomplete", exercises=word.count("exercise", result.not_graded)) if result.not_graded else ""

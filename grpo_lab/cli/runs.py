@@ -214,7 +214,6 @@ def _take_part_unless_first(config: Callable[[], Config]) -> bool | None:
 
 
 def _resumed(folder: Path, recover: Sequence[str], child: bool, save: str, processes: int | None) -> Session:
-    """The session that goes on with the run in a folder."""
     from grpo_lab.runs import run_folder
     from grpo_lab.runs.session import Session
 

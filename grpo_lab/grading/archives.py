@@ -68,7 +68,6 @@ def content(opened: BinaryIO, member: str, most: int) -> bytes:
 
 
 def _problem(file: zipfile.ZipInfo, times: int) -> str:
-    """The reason why a file in an archive must not be read, or an empty text."""
     if stat.S_ISLNK(file.external_attr >> 16):
         return LINK_IN_ZIP
     if times > 1:

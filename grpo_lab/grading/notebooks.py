@@ -123,7 +123,6 @@ def _content(found: Found, max_bytes: int) -> bytes:
 
 
 def _tree(data: bytes) -> Any:
-    """The parsed JSON. Raises Refused, with the reason, for other text."""
     text = _text(data)
     try:
         return json.loads(text)
@@ -177,7 +176,6 @@ def _text(data: bytes) -> str:
 
 
 def _lab_in_path(path: str) -> str:
-    """The lab that a path names, or an empty text for none or several."""
     named = [lab for lab in registry.lab_names() if re.search(rf"(?i)(?<![^\W_]){lab}(?![^\W_])", path)]
     return named[0] if len(named) == 1 else ""
 
@@ -304,7 +302,6 @@ def _source(name: str, cell: NotebookCell) -> str:
 
 
 def _asked_by(source: str) -> str:
-    """The exercise that the first line names, or an empty text."""
     found = _ASKS.match(source)
     return found[1] if found else ""
 

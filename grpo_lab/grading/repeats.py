@@ -84,7 +84,6 @@ def _changed(found: Found) -> float:
 
 
 def _told(counts: Result, others: Sequence[Result], rule: str) -> str:
-    """The warning that several notebooks of a lab were handed in."""
     alike = counts.file in {each.file for each in others}  # in two folders of submissions
     name = f"{counts.file}, SHA-256 {counts.digest[:8]}," if alike else counts.file
     return (

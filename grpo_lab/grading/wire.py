@@ -72,14 +72,12 @@ def _unpacked(value: Any, depth: int) -> Any:
 
 
 def _short(items: list[Any]) -> list[Any]:
-    """The items. Raises NotPlain for too many."""
     if len(items) > MAX_LENGTH:
         raise NotPlain(f"{len(items):,} items; at most {MAX_LENGTH:,}")
     return items
 
 
 def _pair(pair: Any, depth: int) -> tuple[Any, Any]:
-    """The key and its value. Raises NotPlain for any other key."""
     if not (isinstance(pair, list) and len(pair) == 2) or isinstance(pair[0], dict | list):
         raise NotPlain("a key that is neither a text nor a number")
     return pair[0], _unpacked(pair[1], depth)

@@ -90,7 +90,6 @@ class WorkerClient:
         self._process = None
 
     def _send(self, message: object) -> None:
-        """Send a message. Raises _Lost if the worker has ended."""
         assert self._connection
         try:
             self._connection.send(message)
@@ -164,7 +163,6 @@ def main() -> None:
 
 
 def _end(*_: Any) -> None:
-    """Handle SIGTERM: kill the sandbox's processes, then exit."""
     end_descendants(frozenset())
     os._exit(1)
 

@@ -63,7 +63,7 @@ def test_one_notebook_counts_for_a_student_and_a_lab(tmp_path, rule, counts):
     (warning,) = next(each for each in kept if each.file == counts).warnings
     assert f"3 notebooks of this lab: {counts} counts (rule: {rule})" in warning
     assert "zz.ipynb (could not be graded: not a notebook)" in warning
-    said = words.of("zh").said(warning)
+    said = words.Words("zh").said(warning)
     assert ".ipynb（得分 " in said and "zz.ipynb（无法评分：" in said
     alone = repeats.one_each(every, results, rule, alone=True)  # else one submission earned its points twice
     assert len([each for each in alone if each.lab]) == 1

@@ -118,7 +118,7 @@ def test_reports_are_chinese_but_for_names_and_what_others_wrote():
 @pytest.mark.parametrize("tier", tiers.TIERS.values(), ids=lambda tier: tier.name)
 def test_the_limits_of_a_tier_are_chinese(tier):
     for trust in (tier.trust, replace(tier, contained=tiers.BUBBLEWRAP.contained).trust):
-        assert not ENGLISH.search(words.of("zh").said(trust)), trust
+        assert not ENGLISH.search(words.Words("zh").said(trust)), trust
 
 
 def test_tables_are_english_in_every_language(tmp_path):
@@ -134,9 +134,9 @@ def test_tables_are_english_in_every_language(tmp_path):
 
 
 def test_an_unknown_language_is_named():
-    assert words.of("zh_CN").language == "zh" and words.of("").language == "en"
+    assert words.Words("zh_CN").language == "zh" and words.Words("").language == "en"
     with pytest.raises(ConfigError, match=r"GRPO_LAB_LANG 'fr'. Known: en, zh"):
-        words.of("fr")
+        words.Words("fr")
 
 
 # --- Gradescope --------------------------------------------------------------------------------------------------

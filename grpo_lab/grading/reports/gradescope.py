@@ -7,7 +7,6 @@ as it is, so that nothing in an answer is rendered as HTML or Markdown.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grpo_lab.grading.reports import words
 from grpo_lab.grading.reports.words import ENGLISH, Words, number, visible
 from grpo_lab.grading.results import BY_HAND, Mark, Result
 
@@ -18,7 +17,7 @@ def document(result: Result, language: str = ENGLISH) -> dict[str, Any]:
     A text that waits for a person is a test without score and maximum, so that it costs no points. Set the assignment's
     autograder points to the sum of the others, and grade the text as a question of its own.
     """
-    word = words.of(language)
+    word = Words(language)
     extra = {"lab": visible(result.lab), "attempt": result.attempt, "tier": result.tier}
     return {
         "score": round(result.score, 6),
@@ -40,7 +39,7 @@ def of_submission(results: Sequence[Result], language: str = ENGLISH) -> dict[st
     graded = [result for result in results if result.marks] or results[:1]
     documents = [document(result, language) for result in graded]
     tests = [test for each in documents for test in each["tests"]]
-    word = words.of(language)
+    word = Words(language)
     rest = [f"{result.file}: {word.shortened(word.said(result.problem))}" for result in results if result not in graded]
     return {
         **documents[0],

@@ -106,13 +106,11 @@ def _answer(result: Result, mark: Mark) -> Answer:
 
 
 def _answers(results: Sequence[Result]) -> dict[Answer, Mark]:
-    """The texts that a person marks or has marked."""
     marks = [(result, mark) for result in results for mark in result.marks]
     return {_answer(result, mark): mark for result, mark in marks if mark.status in (BY_HAND, MARKED)}
 
 
 def _complaint(marking: Marking, answers: Mapping[Answer, Mark], results: Sequence[Result]) -> str:
-    """The reason why a mark cannot be used, or an empty text."""
     answer = marking.answer
     if marking.problem:
         return marking.problem

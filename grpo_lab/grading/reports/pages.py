@@ -106,7 +106,7 @@ def _shown(value: Any) -> Any:
 
 
 def _page(template: str, language: str, **values: Any) -> str:
-    return _environment().get_template(template).render(values, word=words.of(language))
+    return _environment().get_template(template).render(values, word=words.Words(language))
 
 
 @cache

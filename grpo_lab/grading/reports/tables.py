@@ -145,5 +145,4 @@ def _earned(mark: Mark) -> str | float:
 
 
 def _points(earned: float) -> float:
-    """Points as tables hold them."""
     return round(float(earned), 6)

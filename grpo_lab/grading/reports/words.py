@@ -46,11 +46,14 @@ def number(points: float) -> str:
 
 
 class Words:
-    """The words of one language. Raises ConfigError for a language without a file."""
+    """The words of a language as GRPO_LAB_LANG names it: zh_CN is zh, and an empty text is English.
+
+    Raises ConfigError for a language without a file.
+    """
 
     def __init__(self, language: str) -> None:
-        messages.catalogue(language)
-        self.language = language
+        self.language = language.replace("-", "_").partition("_")[0].lower() or ENGLISH
+        messages.catalogue(self.language)
 
     def __call__(self, key: str, **values: Any) -> str:
         """The text of a key, with values in place of its {placeholders}.
@@ -109,11 +112,3 @@ def _titles(lab: str, language: str) -> dict[str, str]:
         return {}
     exercises = pages.in_language(registry.lab_page(lab), language).exercises
     return {name: exercise.title for name, exercise in exercises.items()}
-
-
-def of(language: str) -> Words:
-    """The words of a language as GRPO_LAB_LANG names it: zh_CN is zh, and an empty text is English.
-
-    Raises ConfigError for a language without a file.
-    """
-    return Words(language.replace("-", "_").partition("_")[0].lower() or ENGLISH)

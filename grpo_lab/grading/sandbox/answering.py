@@ -113,7 +113,6 @@ def _bury(alone: bool) -> None:
 
 
 def _answer(request: int, replies: int, limits: Limits) -> NoReturn:
-    """Run the answer in the child, send its values, and exit."""
     try:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         bound_cpu(limits)

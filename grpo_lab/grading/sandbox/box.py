@@ -191,7 +191,6 @@ class Sandbox:
 
 
 def _says_ready(control: socket.socket) -> bool:
-    """Whether the program says so within the time of a start."""
     control.settimeout(START)
     said = b""
     with suppress(OSError):  # the time is over, or the program ended
@@ -214,7 +213,6 @@ def _read(replies: bytes, over: Any, count: int) -> list[Given]:
 
 
 def _data(line: bytes) -> dict[str, Any]:
-    """The reply in a line. Raises NotYet where it is no data."""
     with suppress(ValueError, RecursionError):
         if isinstance(reply := json.loads(line), dict):
             return reply

@@ -75,11 +75,9 @@ def readable() -> Iterator[Path]:
 
 
 def _address_space() -> int:
-    """Bytes that are mapped already, mostly by torch."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _processes_of_this_user() -> int:
-    """Processes and threads of this user that already count against the limit."""
     every = (each.info for each in psutil.process_iter(["uids", "num_threads"]))
     return sum(each["num_threads"] or 1 for each in every if each["uids"] and each["uids"].real == os.getuid())

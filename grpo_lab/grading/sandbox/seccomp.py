@@ -22,41 +22,13 @@ from grpo_lab.grading.sandbox.processes import (
     PR_SET_SECCOMP,
     prctl,
 )
+from grpo_lab.paths import data_tables
 
 MODE_FILTER = 2
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """Values of linux/audit.h. A process can also make another architecture's calls, which have other numbers."""
-REFUSED = {
-    # Numbers in the order of MACHINES. Sockets:
-    "socket": (41, 198), "socketpair": (53, 199),
-    # Entries of folders, and metadata of files:
-    "creat": (85, None), "mkdir": (83, None), "mkdirat": (258, 34), "mknod": (133, None), "mknodat": (259, 33),
-    "link": (86, None), "linkat": (265, 37), "symlink": (88, None), "symlinkat": (266, 36), "rename": (82, None),
-    "renameat": (264, 38), "renameat2": (316, 276), "unlink": (87, None), "unlinkat": (263, 35), "rmdir": (84, None),
-    "truncate": (76, 45), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
-    "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None),
-    "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5),
-    "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16), "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469),
-    # Memory that outlives its processes or is charged to none:
-    "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
-    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "io_setup": (206, 0),
-    "vmsplice": (278, 75), "splice": (275, 76), "tee": (276, 77), "sendfile": (40, 71), "copy_file_range": (326, 285),
-    "memfd_create": (319, 279), "memfd_secret": (447, 447), "landlock_create_ruleset": (444, 444),
-    "epoll_create": (213, None), "epoll_create1": (291, 20), "inotify_init": (253, None), "inotify_init1": (294, 26),
-    "fanotify_init": (300, 262), "flock": (73, 32), "seccomp": (317, 277),
-    # Namespaces and mounts:
-    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "fsopen": (430, 430), "open_tree": (428, 428),
-    # Other processes:
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
-    "process_madvise": (440, 440), "process_mrelease": (448, 448), "kcmp": (312, 272), "migrate_pages": (256, 238),
-    "move_pages": (279, 239), "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setparam": (142, 118),
-    "sched_setscheduler": (144, 119), "sched_setattr": (314, 274),
-    # Large parts of the kernel that few programs need:
-    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
-}  # fmt: skip
-MISSING = {"clone3": (435, 435), "openat2": (437, 437)}
-"""Calls with flags in memory, which a filter cannot read. Refused as missing; libc then uses those below."""
+CALLS = data_tables("seccomp")
+"""Numbers of the calls, in the order of MACHINES, by the error that answers them."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 NAMESPACES = 0x7E020000
 MAP_SHARED, MAP_HUGETLB = 1, 0x40000
@@ -110,9 +82,9 @@ def _filter(machine: int) -> Iterator[tuple[int, int, int, int]]:
     yield LOAD, 0, 0, NUMBER
     yield AT_LEAST, 0, 1, OTHER_NUMBERS
     yield RETURN, 0, 0, REFUSE | errno.ENOSYS
-    for table, error in ((REFUSED, errno.EPERM), (MISSING, errno.ENOSYS)):
-        for numbers in table.values():
-            if (number := numbers[machine]) is not None:
+    for table, error in (("refused", errno.EPERM), ("missing", errno.ENOSYS)):
+        for numbers in CALLS[table].values():
+            if (number := numbers[machine]) >= 0:
                 yield EQUAL, 0, 1, number
                 yield RETURN, 0, 0, REFUSE | error
     for numbers, argument, flags in WITH_FLAGS.values():

@@ -5,12 +5,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from grpo_lab.grading.sandbox.confinement import MIB, PACKAGE, Limits, readable
-from grpo_lab.paths import labs_directory
+from grpo_lab.paths import data_tables, labs_directory
 
 PROGRAM = ("-B", "-P", "-s", "-m", "grpo_lab.grading.sandbox.answering")
+SAID = data_tables("sandbox")
 FIRST_USER = 1_800_000_000
 """The first of the user ids that no account has; if the grader is root, each sandbox takes one of its own."""
 
@@ -77,29 +78,10 @@ def _bubblewrapped() -> list[str]:
     return [shutil.which("bwrap") or "bwrap", *mine, *spaces, *own, *folders, *binds, *hidden, *ends]
 
 
-_USER = (
-    "It runs as a user of its own."
-    if sys.platform == "linux" and os.getuid() == 0
-    else "It runs as YOU: it can read your files, the grader's secret and other submissions among them, and end your "
-    "processes."
-)
-PROCESS = Tier(
-    0,
-    "a process with limits",
-    f"Not contained: it can see other processes, and read the files of its user, this package's checks among them. "
-    f"{_USER} Use it only in a container that is itself the sandbox.",
-    "Grade on Linux on x86-64 or ARM64",
-    list,
-)
-BUBBLEWRAP = Tier(
-    2,
-    "bubblewrap",
-    "It sees no process but its own, and a read-only file system with the system's programs, Python and this package "
-    "without its checks; all processes that it started die with it.",
-    "Install bubblewrap (Debian and Ubuntu: apt-get install bubblewrap) and allow it namespaces, or, inside a "
-    "container that is itself the sandbox, pass --require-tier 0: a plain process",
-    _bubblewrapped,
-)
+_USER = SAID["own_user" if sys.platform == "linux" and os.getuid() == 0 else "your_user"]
+PROCESS = Tier(0, **SAID["tier_0"], wrap=list)
+PROCESS = replace(PROCESS, contained=PROCESS.contained.format(user=_USER))
+BUBBLEWRAP = Tier(2, **SAID["tier_2"], wrap=_bubblewrapped)
 TIERS = {tier.number: tier for tier in (PROCESS, BUBBLEWRAP)}
 
 

@@ -80,6 +80,5 @@ class Predictions:
             raise DataError(f"{file} cannot be read any more; delete it to lock predictions again") from None
 
     def _ended(self) -> set[Path]:
-        """The folders of this lab's runs that have ended."""
         folders = {file.parent for file in self._runs.rglob(EVENTS)}
         return {each for each in folders if any(isinstance(event, Ended) for event in whole_events(each)[-1:])}

@@ -30,7 +30,6 @@ def _in_words(row: Row) -> str:
 
 
 def _labs(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
-    """The heading of each lab, and its rows."""
     found = []
     for page, group in itertools.groupby(rows, operator.attrgetter("lab")):
         of_lab = list(group)

@@ -22,7 +22,8 @@ def ask(questions: Sequence[Question]) -> None:
 
     # A reader without a kernel would see the plain text of the widget.
     display({**(buttons(questions)._repr_mimebundle_() or {}), "text/plain": ""}, raw=True)
-    display(HTML(folded(questions)))
+    # Hidden beside the widget; without a kernel, the reply to an option folds out.
+    display(HTML(html.fill("questions", questions)))
 
 
 def buttons(questions: Sequence[Question]) -> Any:
@@ -31,11 +32,6 @@ def buttons(questions: Sequence[Question]) -> Any:
 
     boxes = [_box(ipywidgets, number, question) for number, question in enumerate(questions, start=1)]
     return ipywidgets.VBox(boxes).add_class("grpo-lab-questions")
-
-
-def folded(questions: Sequence[Question]) -> str:
-    """The questions as HTML that needs no kernel and is hidden beside a widget: the reply to an option folds out."""
-    return html.fill("questions", questions)
 
 
 def explanation(question: Question, chosen: int) -> str:

@@ -10,26 +10,13 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from grpo_lab.analysis.run_state import Screen, decimate, fold
+from grpo_lab.analysis.run_state import Screen, fold
 from grpo_lab.analysis.screen_words import describe, tone
 from grpo_lab.events import Event
 from grpo_lab.metrics import LINKS
 from grpo_lab.ui.plots import curves, strip, style
-from grpo_lab.ui.plots.heat_map import heat_map_figure
-from grpo_lab.ui.plots.rewards import objectives_figure, rewards_figure, rewards_in_words
-
-__all__ = [
-    "alt_text",
-    "comparison_figure",
-    "decimate",
-    "heat_map_figure",
-    "objectives_figure",
-    "rewards_figure",
-    "rewards_in_words",
-    "run_figure",
-    "save",
-    "strip_figure",
-]
+from grpo_lab.ui.plots.heat_map import heat_map_figure  # noqa: F401, a name of this package
+from grpo_lab.ui.plots.rewards import objectives_figure, rewards_figure, rewards_in_words  # noqa: F401
 
 _TONES = {"good": style.GREEN, "calm": style.BLUE, "odd": style.ORANGE, "bad": style.VERMILLION}
 _LEFT, _RIGHT = 0.165, 0.985
@@ -93,7 +80,6 @@ def save(figure: Figure, path: str | Path) -> Path:
 
 
 def _with_strip(figure: Figure, screen: Screen, tall: float) -> Figure:
-    """The figure with a strip of this height in inches at its bottom."""
     height = figure.get_size_inches()[1]
     axes = figure.add_axes((_LEFT, 0.55 / height, _RIGHT - _LEFT, tall / height))
     strip.draw(axes, screen, strip.span([screen]))

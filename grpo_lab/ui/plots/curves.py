@@ -184,7 +184,6 @@ def crossed(name: str, screen: Screen) -> tuple[bool, ...]:
 
 
 def _moving(axes: Axes, found: Points, looks: Mapping[str, style.Look], say: Callable[[str], str], kept: bool) -> None:
-    """Draw the moving points, each artist with its gid."""
     held_out = {"marker": "D", "ls": "none", "mfc": "white", "mew": 1.8, "ms": 8, "zorder": 4}
     held_out |= {"alpha": 0.5, "ms": 7, "zorder": 3} if kept else {}
     for gid, (x, y) in found.items():
@@ -223,7 +222,6 @@ def _limits(axes: Axes, limits: list[Threshold], below: Sequence[bool], end: int
 
 
 def _happenings(axes: Axes, screen: Screen, say: Callable[[str], str]) -> None:
-    """Draw lines at changed settings and at the crash."""
     for step in thinned(screen.marked("changed"), 100):
         axes.axvline(step - 0.5, color="black", lw=1.1, ls="-.", gid="changed")
     if screen.crash_step is not None:
@@ -297,12 +295,10 @@ def _draw_objectives(axes: Axes, name: str, screens: Mapping[str, Screen], end: 
 
 
 def _held_out(screen: Screen) -> dict[str, Series]:
-    """The held-out rewards beside each curve of the reward that has some."""
     found = {own: screen.evaluations_of.get(each, Series()) for own, each in screen.curves("reward").items() if each}
     return {own: held for own, held in (found or {"reward": screen.evaluations}).items() if held.steps}
 
 
 def _edges(name: str, screens: Iterable[Screen]) -> list[float]:
-    """The numbers that the bands of the KL end at."""
     bands = [band for screen in screens for each in screen.objectives.values() for band in each if name == "kl"]
     return [edge for _, *ends in bands for edge in ends if not math.isnan(edge)]

@@ -66,12 +66,10 @@ def _titles(runs: Sequence[Findings], names: Sequence[str]) -> list[str]:
 
 
 def _known(found: Findings) -> dict[str, pd.Series]:
-    """The curves of a run by name, with those of its reward functions."""
     return {**{f"rewards/{name}/mean": series for name, series in found.log.functions.items()}, **found.log.metrics}
 
 
 def _curves(runs: Sequence[Findings]) -> dict[str, Evidence | None]:
-    """The metrics to draw, each with the evidence that it gives."""
     told = [finding for found in runs for finding in found.named]
     told.sort(key=lambda finding: LEVELS.index(finding.cause.level))
     known = {name for found in runs for name in _known(found)}

@@ -104,7 +104,6 @@ def _plots(
 
 
 def _draw_objective(axes: Axes, metric: str, objective: str, screen: Screen, look: style.Look, bold: bool) -> None:
-    """Draw a run's curve, and with rewards a diamond for each evaluation, which is made before its step."""
     steps, values = screen.series.get(of_objective(metric, objective), Series())
     width, front = (2.8, 4) if bold else (1.5, 3)
     axes.plot(steps, smooth(values, 9), color=look.colour, ls=look.line, lw=width, zorder=front)
@@ -115,7 +114,6 @@ def _draw_objective(axes: Axes, metric: str, objective: str, screen: Screen, loo
 
 
 def _stages(axes: Axes, config: Mapping[str, Any]) -> None:
-    """Separate and name the stages of a run."""
     begin = 0
     for stage, steps in planned_steps(config).items():
         if begin:

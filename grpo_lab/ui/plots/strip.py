@@ -155,7 +155,6 @@ def legend(
 
 
 def _fine(axes: Axes, first: int, end: int) -> bool:
-    """Whether steps are few enough to be distinguished."""
     return end - first <= style.FINE * style.figure_of(axes)[1] / 10
 
 
@@ -172,7 +171,6 @@ def _frame(axes: Axes, screen: Screen, first: int, end: int, names: bool, say: C
 
 
 def _first_break(axes: Axes, screen: Screen, first: int, end: int, say: Callable[[str], str]) -> None:
-    """Outline the first broken cell, and name it and the crash."""
     found, narrow = screen.first_break, (end - first) * 0.008
     if found and found.link in ROWS:
         width = max(1.0, narrow)

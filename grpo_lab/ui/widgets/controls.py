@@ -144,7 +144,6 @@ class Controls:
         self._table.value = html.numbers(screen) if self._table_on.value else ""
 
     def _show_paused(self, paused: bool) -> None:
-        """Let the button pause, or resume a paused run."""
         self._buttons["pause"].description = text("panel.resume" if paused else "panel.pause")
         self._buttons["pause"].icon = "play" if paused else "pause"
 

@@ -12,23 +12,13 @@ import traitlets
 from grpo_lab.config.catalog import Heal, preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.messages import spoken, text, use
+from grpo_lab.paths import data_tables
 from grpo_lab.ui import html
 from grpo_lab.ui.widgets import parts
 from grpo_lab.ui.widgets.panel import Panel
 
-SCENARIOS = (
-    "bad-batch",
-    "train-001",
-    "zero-times-infinity",
-    "clip-spreads-nan",
-    "cuda-001",
-    "fp16-adam-epsilon",
-    "nan-passes-threshold",
-    "verl-nan-logprob",
-    "accumulation-zeroed",
-    "dual-overwrite",
-)
-"""In teaching order: spike, explosion, NaN from finite numbers, NaN weights, crash, three hidden, two without guard."""
+SCENARIOS = tuple(data_tables("lecture")["scenarios"])
+"""In teaching order."""
 KEYS = "0123456789D"
 """The key of each place in the order, from the healthy run on."""
 LEGEND = {"1–9 D": "scenario", "0 R": "healthy", "␣": "play", "← →": "step", "Home End": "ends", "A B": "compare"}
@@ -161,7 +151,6 @@ class Lecture:
         return () if self.name == HEALTHY else scenario(self.name).heals
 
     def _show_heading(self) -> None:
-        """Describe the run shown, and mark its buttons."""
         self._says.value = html.fill("announced", text(f"lecture.says.{self.name}"))
         self._heal.value = html.fill("healing", *self._heal_in_words())
         for key, button in {**self._buttons, **self._sides}.items():

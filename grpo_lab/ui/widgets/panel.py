@@ -304,7 +304,6 @@ class Panel:
         return self.session is not None and self.session.directory.parent == self._runs and self.session.status in ended
 
     def _load(self, events: Sequence[Event], note: str = "") -> None:
-        """Show a finished run, or nothing."""
         self._paused, self._note = False, note
         self.timeline.load(History(events))
         self.refresh()
@@ -327,7 +326,6 @@ class Panel:
         self.refresh()
 
     def _refresh(self) -> None:
-        """Update buttons, sliders, menus and the figure."""
         self._controls.show_config(self.config)
         self._controls.show_running(self._runner.running, self._paused, self._can_go_on())
         self.refresh()
@@ -347,13 +345,11 @@ class Panel:
         return timeline.playing or not due
 
     def _picture(self) -> str:
-        """The figure with its words, for readers without a kernel."""
         screens = self.screens()
         pixels = np.asarray(LiveFigure().draw(*screens))
         return html.figure((png(pixels), png(pixels, dark=True)), screens[0])
 
     def _show(self) -> None:
-        """Show the panel in the cell that runs."""
         self._place.show(self._repr_mimebundle_(), self._picture() if self.session and not self.running else "")
 
     def _ipython_display_(self) -> None:

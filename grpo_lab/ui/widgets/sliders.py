@@ -9,6 +9,7 @@ import ipywidgets
 from grpo_lab.config.fields import OneOf, Setting, settings_of
 from grpo_lab.config.schema import LIVE_SECTIONS, SECTIONS, Config
 from grpo_lab.messages import spoken, text
+from grpo_lab.paths import data_tables, rows
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.widgets import parts
 
@@ -19,14 +20,9 @@ class Slider(NamedTuple):
     path: str
     kind: str
     """`log`, `linear`, `whole`, or `menu`."""
-    low: float = 0.0
-    high: float = 1.0
-    step: float = 0.01
-
-    @property
-    def live(self) -> bool:
-        """Whether the setting can change while a model trains."""
-        return self.path.partition(".")[0] in LIVE_SECTIONS
+    low: float
+    high: float
+    step: float
 
     @property
     def setting(self) -> Setting:
@@ -47,18 +43,7 @@ class Slider(NamedTuple):
         return getattr(getattr(config, section), rest[0])
 
 
-SLIDERS = {
-    "learning_rate": Slider("optimizer.learning_rate", "log", 1e-7, 1e-1),
-    "epsilon": Slider("loss.epsilon", "linear", 0.01, 1, 0.01),
-    "delta": Slider("guards.dual_clip.delta", "linear", 1.5, 20, 0.5),
-    "beta": Slider("loss.beta", "linear", 0, 1, 0.005),
-    "max_grad_norm": Slider("guards.clip_gradients.max_norm", "log", 1e-2, 1e3),
-    "temperature": Slider("sampling.temperature", "linear", 0.05, 3, 0.05),
-    "num_generations": Slider("data.num_generations", "whole", 2, 32, 1),
-    "num_iterations": Slider("loss.num_iterations", "whole", 1, 8, 1),
-    "precision": Slider("model.precision", "menu"),
-    "num_steps": Slider("run.num_steps", "whole", 1, 500, 1),
-}
+SLIDERS = rows(Slider, data_tables("sliders"))
 """By the names that TRL and the reports use; the µ of the paper is `num_iterations`."""
 
 
@@ -72,7 +57,7 @@ class SliderRow:
         for each in self.inputs:
             each.tooltip = self.slider.help()
             parts.by_user(each, muted, self._moved)
-        key = "live" if self.slider.live else "next"
+        key = "live" if self.slider.path.partition(".")[0] in LIVE_SECTIONS else "next"
         when = parts.words("when", text(f"panel.{key}"))
         when.tooltip = text(f"panel.{key}_help")
         self.widget = parts.box("row", [*self.inputs, when]).add_class(f"grpo-lab-set-{name}")

@@ -142,7 +142,6 @@ class Timeline:
         self._button.description = text("panel.pause_replay" if playing else "panel.play")
 
     def _place(self) -> None:
-        """Put the slider at the position."""
         with self._muted:
             self.slider.max = self.length
             self.slider.value = self.position
