@@ -498,10 +498,10 @@ def test_a_pause_is_no_hang(tmp_path):
 def test_a_run_that_is_stopped_while_it_is_paused_leaves_a_checkpoint(whole, tmp_path):
     config = SMALL.with_("run.checkpoint_minutes=1000")
     session = Session(config, tmp_path / "cut", child=False, save_model=True)
-    session.command("pause_at", [str(CUT)])
 
     def stop_soon(event):
         if isinstance(event, Stepped) and event.step + 1 == CUT:
+            session.pause()
             threading.Timer(0.5, session.stop).start()  # by then it has asked for a checkpoint, and waits
 
     session.views.append(Calls(stop_soon))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_lab.analysis.matrix.cells import cells, columns
-from grpo_lab.analysis.matrix.pool import FarPool, run_cell
+from grpo_lab.analysis.matrix.pool import FarPool
 from grpo_lab.course.editions import build
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.grading import class_run, rules
@@ -76,12 +76,6 @@ def test_a_worker_of_another_version_is_refused(cluster, monkeypatch):
     monkeypatch.setattr(clusters, "package_digest", lambda: "another")
     with pytest.raises(RunError, match=r"the worker on .* has another version of grpo_lab"):
         cluster.run(refuse)
-
-
-def test_a_worker_with_other_data_is_refused():
-    case = cells(["nan-reward"], columns(["skip_nonfinite"]), seeds=1)[0]
-    with pytest.raises(RunError, match="a worker reads other data than this machine for nan-reward"):
-        run_cell(case, "another key", 60, None)
 
 
 def test_the_secret_does_not_travel_in_the_open():

@@ -126,7 +126,7 @@ def test_a_call_that_hangs_does_not_keep_the_process():
 import threading
 from grpo_lab.config.sections import JudgeConfig
 from grpo_lab.tasks import judge_pool
-from grpo_lab.tasks.reward_calls import Arguments
+from grpo_lab.tasks.judge_pool import Arguments
 hang, given = lambda **_: threading.Event().wait(), Arguments(["?"], ["x"], {})
 print(judge_pool.begin([hang], given, JudgeConfig(workers=1, retries=0, timeout_s=0.03))().failures)
 """

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +28,6 @@ from grpo_lab.config.catalog import TRIAL, Expectation, preset, scenario, scenar
 from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Crash, Ended, Evaluated, LinkNote, Stepped
-from grpo_lab.models.registry import MODELS
 from grpo_lab.training.guards import GUARDS
 
 INF, NAN = math.inf, math.nan
@@ -129,35 +127,10 @@ def test_a_run_goes_as_far_as_its_file_says_and_further_than_a_warm_up():
     assert {one.config.run.num_steps for one in cells(rows(), {"none": {}}, seeds=1, steps=4)} == {4}
 
 
-def test_the_key_names_all_that_a_run_depends_on_but_the_name_of_its_column():
+def test_the_key_names_all_settings_but_the_name_of_the_column():
     ones = [cell(), cell("run.num_steps=2"), cell("guards.warm_up=on"), cell(expect=KL), cell(within=9)]
     assert len({one.key for one in ones}) == 5
     assert cell(column="other").key == cell().key
-
-
-@pytest.mark.parametrize(
-    ("name", "named"),
-    [
-        ("mine.py", lambda file: {"data": {"rewards": [f"{file}:reward"]}}),
-        ("mine.py", lambda file: {"guards": {f"{file}:Mine": {}}}),
-        ("mine.jsonl", lambda file: {"data": {"tasks": file}}),
-        ("mine.jsonl", lambda file: {"run": {"stages": ["sft", "grpo"]}, "sft": {"data": file}}),
-        ("model.safetensors", lambda file: {"model": {"name": str(Path(file).parent)}}),
-        ("tasks/mine.toml", lambda file: {"data": {"tasks": "mine"}}),
-    ],
-    ids=["reward", "guard", "tasks", "sft", "weights", "own task"],
-)
-def test_a_cell_is_trained_again_after_an_edit_of_any_file_that_its_run_reads(monkeypatch, tmp_path, name, named):
-    monkeypatch.setattr("grpo_lab.analysis.matrix.cells.data_directory", lambda: tmp_path)
-    shutil.copytree(MODELS["tiny"].path, tmp_path, dirs_exist_ok=True)
-    file, keys = tmp_path / name, []
-    file.parent.mkdir(exist_ok=True)
-    for text in ("one", "another"):
-        file.write_text(text)
-        keys.append(replace(cell(), config=cell().config.merged(named(str(file)))).key)
-    (tmp_path / "README.md").write_text("says something else")
-    keys.append(replace(cell(), config=cell().config.merged(named(str(file)))).key)
-    assert keys[0] != keys[1] == keys[2]
 
 
 # --- results -------------------------------------------------------------------------------------------------------

@@ -46,25 +46,19 @@ def test_brief_answer(completion, reward):
     assert rewards.brief_answer(["?"], [completion], answer=["Positive"], other=[0]) == [reward]
 
 
-def test_rewards_add_up():
-    values, scorable = scored(exact_match, constant(0.5, -0.25))
-    assert values.dtype == torch.float32
-    assert scorable.dtype == torch.bool
-    assert values.tolist() == [1.5, -0.25]
-    assert scorable.tolist() == [True, True]
-
-
-def test_none_is_not_a_zero():
-    values, scorable = scored(constant(None, None), constant(0.5, None))
-    assert values.tolist() == [0.5, 0.0]
-    assert scorable.tolist() == [True, False]
-
-
-def test_nan_and_infinity_are_data():
-    values, scorable = scored(constant(float("nan"), float("-inf")))
-    assert math.isnan(values[0])
-    assert values[1] == -math.inf
-    assert scorable.all()
+@pytest.mark.parametrize(
+    ("functions", "values", "scorable"),
+    [
+        ([exact_match, constant(0.5, -0.25)], [1.5, -0.25], [True, True]),
+        ([constant(None, None), constant(0.5, None)], [0.5, 0.0], [True, False]),
+        ([constant(math.nan, -math.inf)], [math.nan, -math.inf], [True, True]),
+    ],
+    ids=["they add up", "none is not a zero", "NaN and infinity are data"],
+)
+def test_the_sum_of_rewards(functions, values, scorable):
+    found, counted = scored(*functions)
+    assert found.dtype == torch.float32 and counted.dtype == torch.bool
+    assert found.tolist() == pytest.approx(values, nan_ok=True) and counted.tolist() == scorable
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_a_run_obeys_another_thread(tmp_path):
     assert set(session.records["beta"]) == {0.5} and kinds(session)[:3] == ["Started", "Changed", "Stepped"]
 
 
-def test_a_pace_and_a_pause_before_a_step():
+def test_a_pace_and_a_pause():
     queue, begin = CommandQueue(), time.monotonic()
     queue.command("pace", ("20",))
     assert [queue(step) for step in range(3)] == [[], [], []]
@@ -196,8 +196,8 @@ def test_a_pace_and_a_pause_before_a_step():
     queue.command("step")
     queue(3)  # a single step is not delayed
     queue.command("pace", ("0",))
-    queue.command("pause_at", ("5",))
     queue(4)
+    queue.command("pause")
     threading.Timer(0.2, queue.command, ["resume"]).start()
     begin = time.monotonic()
     queue(5)

@@ -28,6 +28,7 @@ from grpo_lab.config.sections import (
     SftConfig,
 )
 from grpo_lab.errors import ConfigError, GrpoLabError, unknown
+from grpo_lab.paths import data_tables
 
 Switches = Mapping[str, Mapping[str, Any]]
 
@@ -335,26 +336,8 @@ def _unknown_section(name: str) -> GrpoLabError:
 
 # Settings of earlier versions -----------------------------------------------------------------------------------------
 
-NO_CRITIC = "PPO's critic kept the reward no steadier (docs/claims.md); loss.credit_assignment=reward_to_go needs none"
-HTTP_JUDGE = "a judge over HTTP is a file to copy, docs/examples/http_judge.py, and its settings are in it"
 REMOVED: dict[str, tuple[Any, str]] = {
-    "model.decode": ("eager", "captured graphs for decoding had never run on a GPU"),
-    "run.fsdp": (False, "each process has whole weights, so the model must fit one GPU, as with LoRA"),
-    "loss.critic": ("none", NO_CRITIC),
-    "loss.critic_from": ("", NO_CRITIC),
-    "loss.vf_coef": (0.1, NO_CRITIC),
-    "loss.cliprange_value": (0.2, NO_CRITIC),
-    "loss.lam": (0.95, NO_CRITIC),
-    "sft.packing": (False, "SFT pads its rows, which gives the same loss"),
-    "judge.url": ("", HTTP_JUDGE),
-    "judge.model": ("", HTTP_JUDGE),
-    "judge.prompt": (
-        "Rate the answer from 0 (wrong) to 10 (perfect). Reply with the number alone.\n\n"
-        "Question:\n{prompt}\n\nAnswer:\n{completion}",
-        HTTP_JUDGE,
-    ),
-    "judge.temperature": (None, HTTP_JUDGE),
-    "judge.api_key_env": ("", HTTP_JUDGE),
+    name: (left, group["why"]) for group in data_tables("removed")["settings"] for name, left in group["left"].items()
 }
 """Settings that are gone, each with the value that a run still has, and why the others are gone."""
 

@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from grpo_lab import seeds
 from grpo_lab.models.loading import quiet, sha256
+from grpo_lab.models.registry import write_page
 from grpo_lab.tasks import tasks
 from grpo_lab.tasks.conversations import tokenized
 from grpo_lab.tasks.tasks import Problem, Tasks
@@ -132,7 +133,8 @@ def build_tiny(
         "parameters": model.num_parameters(),
         "sha256": {name: sha256(directory / name) for name in CHECKED_FILES},
     }
-    (directory / "README.md").write_text(readme(built), encoding="utf-8")
+    constants = {"slips": SLIPS, "batch_size": BATCH_SIZE, "learning_rate": LEARNING_RATE}
+    write_page(directory, "tiny", **built, **constants)
     return built
 
 
@@ -160,30 +162,3 @@ def trained(
         optimizer.step()
         progress(step + 1, num_steps)
     return model
-
-
-def readme(built: dict[str, Any]) -> str:
-    """The README beside the weights: their origin, and how to make and check them again."""
-    checksums = "\n".join(f"{checksum}  {name}" for name, checksum in built["sha256"].items())
-    return f"""# tiny-gpt2
-
-A GPT-2 of {built["parameters"]:,} parameters (4 layers of 128, 4 heads, 64 positions; one token per byte, 258 tokens in
-total), trained from scratch on sums of two numbers from 0 to 99. It is partly trained on purpose, so that GRPO can
-improve it: in {SLIPS:.0%} of the training answers, one digit was replaced by a random digit, and training stops early.
-
-| | |
-|---|---|
-| origin | random weights; made without other models or data |
-| command | `grpo-lab models build tiny` |
-| seed | {built["seed"]} |
-| training | {built["num_steps"]} supervised steps of {BATCH_SIZE} problems, AdamW, learning rate {LEARNING_RATE} |
-| accuracy | {built["accuracy"]:.1%}, the expected share of exact answers to 500 held-out problems, sampled at T = 1 |
-| licence | Apache-2.0 |
-
-On one machine, the same seed gives the same bits. On another processor, rounding gives slightly different weights.
-Checksums, for `sha256sum --check`:
-
-```
-{checksums}
-```
-"""

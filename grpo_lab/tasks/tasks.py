@@ -15,7 +15,7 @@ from grpo_lab.config.fields import distinct
 from grpo_lab.errors import DataError, unknown
 from grpo_lab.paths import data_tables
 from grpo_lab.tasks.conversations import Prompt, is_conversation
-from grpo_lab.tasks.reward_calls import OFFERED
+from grpo_lab.tasks.judge_pool import OFFERED
 
 T = TypeVar("T")
 EXAMPLE = '{"prompt": "1+1=", "answer": "2"}'

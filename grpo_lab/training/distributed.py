@@ -25,7 +25,7 @@ from grpo_lab.core.hooks import Action, Context, Refused
 from grpo_lab.core.train import Prompts
 from grpo_lab.errors import RunError
 from grpo_lab.messages import Sentence
-from grpo_lab.tasks.reward_calls import TrainerState
+from grpo_lab.tasks.judge_pool import TrainerState
 from grpo_lab.tasks.tasks import Problem, Tasks
 from grpo_lab.training.batches import in_parts, joined, moved, of_groups
 from grpo_lab.training.environment import Answer, Environment, TaskPrompts

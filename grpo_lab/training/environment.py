@@ -17,8 +17,8 @@ from grpo_lab.core.hooks import Context, Stage, Verdict
 from grpo_lab.messages import Sentence
 from grpo_lab.tasks import rewards
 from grpo_lab.tasks.conversations import text_of
-from grpo_lab.tasks.reward_calls import TrainerState, named
-from grpo_lab.tasks.rewards import Judged, Reward
+from grpo_lab.tasks.judge_pool import TrainerState
+from grpo_lab.tasks.rewards import Judged, Reward, named
 from grpo_lab.tasks.tasks import Problem, Tasks
 from grpo_lab.training import rollouts
 from grpo_lab.training.interventions import Step, exceeds

@@ -5,21 +5,15 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 
 from grpo_lab.analysis.markdown import plain
-from grpo_lab.config import user_code
 from grpo_lab.config.algorithms import algorithm
 from grpo_lab.config.catalog import Expectation, Scenario, guards_named, preset, preset_names, scenario, scenario_names
 from grpo_lab.config.schema import Config, Switches
 from grpo_lab.config.user_code import is_own
 from grpo_lab.errors import unknown
 from grpo_lab.events import encodable
-from grpo_lab.models.loading import sha256
-from grpo_lab.models.registry import MODELS
-from grpo_lab.paths import data_directory
-from grpo_lab.runs.clusters import package_digest
 from grpo_lab.training.guards import GUARDS
 
 HEALTHY, NONE, STABLE, REPORTED = "healthy", "none", "stable", "reported_fix"
@@ -49,10 +43,10 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """A digest of everything that the run depends on: config, symptom, code and data, but not the column's name."""
+        """A digest of the settings of the run and of its symptom, without the column's name."""
         expect = dataclasses.asdict(self.expect) if self.expect else None
-        parts = [self.config.to_dict(), expect, self.within, package_digest(), data_version(self.config)]
-        return _digest(json.dumps(encodable(parts), sort_keys=True))[:16]
+        parts = [self.config.to_dict(), expect, self.within]
+        return hashlib.sha256(json.dumps(encodable(parts), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def settings_of_guards() -> dict[str, dict]:
@@ -163,29 +157,3 @@ def only(columns: Sequence[str] | None, found: list[Cell]) -> list[Cell]:
         if name not in known:
             raise unknown("column", name, known)
     return [cell for cell in found if cell.column in (columns or known)]
-
-
-def data_version(config: Config) -> str:
-    """A digest of the files that a run of this config reads: model, texts, known crashes, the user's code.
-
-    A hub id counts by its name alone, because its version is unknown offline.
-    """
-    name = config.model.name
-    model = MODELS[name].path if name in MODELS else Path(name).expanduser()
-    texts = [part.tasks for part in (config.data, *config.objectives) if part.tasks]
-    files = [path for path in sorted(model.glob("*")) if path.suffix != ".md"]
-    files += [data_directory() / "tasks" / f"{text}.toml" for text in texts]
-    files += [*map(Path, (*texts, config.sft.data)), *user_code.files_of(config.to_dict())]
-    files += [data_directory() / "crashes.toml"]
-    stats = [(path, path.stat()) for path in files if path.is_file()]
-    return _digest("".join(_contents(path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
-
-
-@cache
-def _contents(path: Path, changed: int, size: int) -> str:
-    """A digest of a file, cached by its last change, so that weights are read once and not for each cell."""
-    return sha256(path)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

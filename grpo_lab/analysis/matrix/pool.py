@@ -5,13 +5,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from grpo_lab.analysis.matrix.cells import Cell
 from grpo_lab.analysis.matrix.results import Journal, Measurement, measure
-from grpo_lab.errors import GrpoLabError, RunError
+from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Ended
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.clusters import Cluster, WorkerLost
@@ -92,9 +91,9 @@ class FarPool:
         self._cluster, self._given = cluster, (limit, keep.resolve() if keep else None)
 
     def run(self, cell: Cell) -> Measurement:
-        """The measurement of a cell, also if its workers died. Raises RunError for a worker with other code or data."""
+        """The measurement of a cell, also if its workers died. Raises RunError for a worker with other code."""
         try:
-            return self._cluster.run(run_cell, cell, cell.key, *self._given)
+            return self._cluster.run(run_cell, cell, *self._given)
         except WorkerLost as error:
             return measure(cell, [], "died: worker", str(error))
 
@@ -105,10 +104,8 @@ class FarPool:
     stop = close
 
 
-def run_cell(cell: Cell, key: str, limit: float, keep: Path | None) -> Measurement:
-    """The measurement of a cell, on a worker. Raises RunError where the worker's data give it another key."""
-    if replace(cell).key != key:  # a copy computes its own
-        raise RunError(f"a worker reads other data than this machine for {cell.scenario}: model, tasks or files differ")
+def run_cell(cell: Cell, limit: float, keep: Path | None) -> Measurement:
+    """The measurement of a cell, on a worker."""
     return _pool(limit, keep).run(cell)
 
 

@@ -17,6 +17,7 @@ from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.errors import RunError
 from grpo_lab.events import Event, Stepped, encodable
 from grpo_lab.runs.outcome import Learned, MeanReward, Outcome, change, outcome
+from grpo_lab.runs.run_folder import cut_half_line
 from grpo_lab.training.guards import GUARDS
 
 
@@ -166,10 +167,8 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self.results: dict[str, Measurement] = {}
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        if lines and not lines[-1].endswith(b"\n"):
-            path.write_bytes(b"".join(lines := lines[:-1]))
-        for number, line in enumerate(lines, start=1):
+        cut_half_line(path)
+        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
             try:
                 result = from_json(line.decode())
             except (ValueError, TypeError) as error:
