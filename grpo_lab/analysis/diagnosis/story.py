@@ -74,7 +74,7 @@ def _of_reward(log: Log) -> tuple[Part, int | None]:
     if curve is None or not len(curve):
         return Part("no_reward" if log.metrics else "no_metric"), None
     curve = _finite(curve)
-    values, steps = curve.to_numpy(np.float64), [int(step) for step in curve.index]
+    values, steps = curve.to_numpy(np.float64), curve.index.to_numpy(np.int64).tolist()
     if not len(values):
         return Part("reward_nan"), None
     found = course(values)
@@ -111,7 +111,7 @@ def _companions(log: Log, since: int | None) -> Iterator[Part]:
     yield from _held_out(log)
     norm = _finite(log.metrics.get("grad_norm", pd.Series(dtype=np.float64)))
     if len(norm) and norm.max() > max(50 * norm.median(), METRICS["grad_norm"].high):
-        yield Part("norm_peak", {"peak": float(norm.max()), "step": int(norm.idxmax())})
+        yield Part("norm_peak", {"peak": float(norm.max()), "step": int(norm.index[int(np.argmax(norm))])})
     yield from _not_finite(log)
 
 
