@@ -66,7 +66,7 @@ def _of_log(found: Findings, name: str, word: Words) -> Iterator[str]:
         said = word("because", said=algorithm, why=word("comma").join(told)) if told else algorithm
         yield word("algorithm", said=said)
     for note in log.notes:
-        yield word("note", said=word.fact(note))
+        yield word("note", said=note.said(word.language))
     if len(steps) < ENOUGH_STEPS:
         yield word("note", said=word("few", count=count))
     if log.crash:
@@ -97,7 +97,7 @@ def _of_findings(found: Findings, word: Words) -> Iterator[str]:
 
 def _why_nothing(found: Findings, word: Words) -> list[str]:
     """What the log lacks to show a healthy run, or what no log shows."""
-    return [word.fact(lacks) for lacks in found.lacking] or [word("not_visible")]
+    return [lacks.said(word.language) for lacks in found.lacking] or [word("not_visible")]
 
 
 def _of_cause(finding: DetectedCause, source: str, word: Words) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _of_cause(finding: DetectedCause, source: str, word: Words) -> Iterator[str]
     for place, suspect in enumerate(finding.suspects, start=1):
         yield from wrapped(word.suspect(suspect), 2, f"{place}. ")
     yield "\n" + word("tell_apart")
-    yield from wrapped(word.tell_apart(cause), 2)
+    yield from wrapped(word.of(f"cause.{cause.name}.tell_apart", cause.tell_apart), 2)
     if finding.remedies:
         yield "\n" + word("to_try")
     for place, remedy in enumerate(finding.remedies, start=1):
@@ -131,7 +131,7 @@ def _of_limits(found: Findings, word: Words) -> Iterator[str]:
     if found.possible:
         yield "\n" + word("not_ruled_out")
     for possible in found.possible:
-        lacks = [word("named", name=missing.metric, said=word.fact(missing.why)) for missing in possible.lacks]
+        lacks = [word("named", name=missing.metric, said=missing.why.said(word.language)) for missing in possible.lacks]
         said = word("because", said=word.titled(possible.cause), why=word("semicolon").join(lacks))
         yield from wrapped(word("from_step", step=possible.step, said=said), 2)
     if found.blind:
@@ -142,7 +142,7 @@ def _of_limits(found: Findings, word: Words) -> Iterator[str]:
             names = [name for name in METRICS if name in names]
             more = [f"+ {len(names) - NAMED}"] if len(names) > NAMED else []
             said = word("comma").join([*names[:NAMED], *more])
-            yield from wrapped(word("because", said=said, why=word.fact(why)), 2)
+            yield from wrapped(word("because", said=said, why=why.said(word.language)), 2)
 
 
 def settings_of(remedy: Remedy, source: str, word: Words) -> list[tuple[str, str]]:
@@ -150,7 +150,7 @@ def settings_of(remedy: Remedy, source: str, word: Words) -> list[tuple[str, str
     own = field_of(source)
     named = {"here": word("here"), "trl": "TRL", "verl": "verl"}
     kept = [name for name in FIELDS if getattr(remedy, name) and (name == own or not source)]
-    return [(named[name], word.setting(getattr(remedy, name))) for name in kept]
+    return [(named[name], word.of(f"setting.{getattr(remedy, name)}", getattr(remedy, name))) for name in kept]
 
 
 def _head(word: Words) -> list[str]:
@@ -211,7 +211,7 @@ def tree(found: Findings) -> dict[str, Any]:
         "metrics": list(log.metrics),
         "settings": len(log.settings),
         "crash": log.crash,
-        "notes": [word.fact(note) for note in log.notes],
+        "notes": [note.said(word.language) for note in log.notes],
     }
     possible = [
         {"cause": each.cause.name, "step": each.step, "lacks": [_missing(missing) for missing in each.lacks]}
@@ -226,7 +226,7 @@ def tree(found: Findings) -> dict[str, Any]:
             "findings": [_tree_of(finding) for finding in found.findings],
             "possible": possible,
             "cannot_show": blind,
-            "lacking": [word.fact(lacks) for lacks in found.lacking],
+            "lacking": [lacks.said(word.language) for lacks in found.lacking],
             "earlier": [tree(each) for each in found.earlier],
         }
     )

@@ -172,7 +172,7 @@ def _in_file(path: Path, logging_steps: int) -> list[Log]:
     data = content(path)
     if not data.strip():
         raise LogError(f"{path} is empty; give the log of a run that made at least one step")
-    if tensorboard.is_event_file(data):
+    if b"brain.Event:" in data[:64]:  # the first record names the version of the format
         if str(path) == STDIN or path.suffix == ".gz":
             raise LogError(f"{path} holds TensorBoard's events, which are read from an unpacked file; unpack it first")
         return _runs(tensorboard.read(path))

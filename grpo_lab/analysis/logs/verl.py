@@ -1,12 +1,11 @@
 """verl's console: `step:12 - actor/grad_norm:0.3 - …` between other output, on one line or wrapped."""
 
-import ast
 import re
 from typing import Any
 
 from grpo_lab.analysis.logs.beside import flat
 from grpo_lab.analysis.logs.table import Table, columns_of, fact
-from grpo_lab.analysis.logs.text import NUMBER, Text
+from grpo_lab.analysis.logs.text import NUMBER, Text, literal
 from grpo_lab.analysis.logs.tracebacks import by_rows
 
 _RECORD = re.compile(r"\bstep:\d+(?: -(?:[ \t]|$)|[ \t]*$)", re.MULTILINE)
@@ -86,7 +85,4 @@ def printed_settings(text: str) -> dict[str, Any]:
         depth += said.count("{") - said.count("}")
         if depth <= 0:
             break
-    try:
-        return flat({**given, **flat(ast.literal_eval(printed or "{}"))})
-    except (ValueError, SyntaxError, RecursionError, MemoryError):  # cut, or other output between its lines
-        return flat(given)
+    return flat({**given, **flat(literal(printed) or {})})
