@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from grpo_lab import messages
-from grpo_lab.analysis.diagnosis.algorithm import FIELDS, OWN, algorithm_in, field_of, settings_that_tell
+from grpo_lab.analysis.diagnosis.algorithm import FIELD_OF, FIELDS, OWN, algorithm_in, settings_that_tell
 from grpo_lab.analysis.diagnosis.causes import Remedy
 from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings
 from grpo_lab.analysis.diagnosis.layout import columns, width, wrapped
@@ -104,7 +104,7 @@ def _of_cause(finding: DetectedCause, source: str, word: Words) -> Iterator[str]
     cause = finding.cause
     yield from wrapped(word.what(cause), 2)
     yield "\n" + word("evidence")
-    yield from columns([_head(word), *(_row(each, word) for each in finding.evidence)])
+    yield from columns([[word(f"column.{name}") for name in HEAD], *(_row(each, word) for each in finding.evidence)])
     yield "\n" + word("suspects")
     for place, suspect in enumerate(finding.suspects, start=1):
         yield from wrapped(word.suspect(suspect), 2, f"{place}. ")
@@ -147,14 +147,10 @@ def _of_limits(found: Findings, word: Words) -> Iterator[str]:
 
 def settings_of(remedy: Remedy, source: str, word: Words) -> list[tuple[str, str]]:
     """The settings of a remedy, each with its trainer: that of the log's trainer alone, or all if it is not known."""
-    own = field_of(source)
+    own = FIELD_OF.get(source)
     named = {"here": word("here"), "trl": "TRL", "verl": "verl"}
     kept = [name for name in FIELDS if getattr(remedy, name) and (name == own or not source)]
     return [(named[name], word.of(f"setting.{getattr(remedy, name)}", getattr(remedy, name))) for name in kept]
-
-
-def _head(word: Words) -> list[str]:
-    return [word(f"column.{name}") for name in HEAD]
 
 
 def _row(evidence: Evidence, word: Words) -> list[str]:
@@ -180,7 +176,7 @@ def html(found: Findings) -> str:
         headline=headline(found, word.language),
         lacking=_why_nothing(found, word),
         first=first,
-        head=_head(word),
+        head=[word(f"column.{name}") for name in HEAD],
         rows=[_row(evidence, word) for evidence in first.evidence] if first else [],
         remedies=[_in_a_line(remedy, found.log.source, word) for remedy in first.remedies] if first else [],
         text=text(found),

@@ -63,8 +63,6 @@ ENDS = "ends"
 """The state of a curve that is logged no more while others are."""
 FROM_THE_FIRST = ("first", "nearly always")
 """Each `when` of a symptom that needs the run's first step."""
-FIRST_STEPS = 1
-"""TRL and verl count from 1."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,10 @@ class Symptom:
             return next((each for each in seen if isinstance(each, Seen)), None)
         if why := self._void(log):
             return Unknown(self.metric, fact("void", setting=why))
-        series = self._lowest(log) if self.objective else log.metrics.get(self.metric)
+        series = log.metrics.get(self.metric)
+        if self.objective:
+            of_each = [curve for name, curve in log.metrics.items() if name != self.metric == of_run(name)]
+            series = min(of_each, key=lambda curve: curve.median(), default=None)
         if series is None or not len(series):
             return None if self.objective else Unknown(self.metric, fact("not_logged"))
         return _end(log, series) if self.is_ == ENDS else self._of_curve(log, series)
@@ -158,13 +159,14 @@ class Symptom:
         if len(series) < self.steps:
             return None
         steps, values = series.index.to_numpy(), series.to_numpy(np.float64)
-        late = log.begins_late or (len(steps) == 1 and steps[0] > FIRST_STEPS)
+        late = log.begins_late or (len(steps) == 1 and steps[0] > 1)  # TRL and verl count from 1
         if late and self.when in FROM_THE_FIRST:
             return Unknown(self.metric, fact("begins_at", step=int(steps[0])))
         if self.when == "first" and log.updates_a_row > 1:
             return Unknown(self.metric, fact("mean_of_updates", updates=log.updates_a_row))
-        unit = self.unit(values)
-        measured = values - SINCE[self.since](finite(values)) if len(finite(values)) else values
+        kept = finite(values)
+        unit = UNITS[self.of](kept) if self.of in UNITS and len(kept) else 1.0
+        measured = values - SINCE[self.since](kept) if len(kept) else values
         place = self._place(self._mask(log, steps, measured, unit), measured, unit)
         if place is not None and all(_steady(log, name, steps[place]) for name in self.steady):
             return Seen(int(steps[place]), float(values[place]), str(series.name))
@@ -184,11 +186,6 @@ class Symptom:
         whole = np.array([WHOLES[self.when](kept)])
         return (first_true(mask) or 0) if self.compare(whole, 1.0 if self.when == "trend" else unit).any() else None
 
-    def _lowest(self, log: Log) -> pd.Series | None:
-        """The curve of the objective whose median is the lowest; None in the log of a run that lists no objectives."""
-        curves = [curve for name, curve in log.metrics.items() if name != self.metric == of_run(name)]
-        return min(curves, key=lambda curve: curve.median(), default=None)
-
     def compare(self, values: Curve, unit: Curve | float = 1.0) -> Mask:
         """Where values, of shape (steps,), are over or under the bound times the unit. NaN is neither.
 
@@ -204,11 +201,6 @@ class Symptom:
             over = values > times(self.over, "high") if self.over is not None else values == values
             under = values < times(self.under, "low") if self.under is not None else values == values
             return over & under & (values > self.least)
-
-    def unit(self, values: Curve) -> float:
-        """The unit of the bound, from the curve itself; 1 if the bound is absolute."""
-        kept = finite(values)
-        return UNITS[self.of](kept) if self.of in UNITS and len(kept) else 1.0
 
     def _mask(self, log: Log, steps: NDArray[Any], values: Curve, unit: float) -> Mask:
         if self.is_:
@@ -247,10 +239,7 @@ def _step(log: Log, place: int) -> int:
 
 
 def _steady(log: Log, name: str, step: int) -> bool:
-    """Whether a curve goes on at a step as before: its means of two steps on either side differ by its noise only.
-
-    A curve that was not logged is taken for steady.
-    """
+    """Whether the means of two steps before and after a step differ by noise only, or the curve was not logged."""
     series = log.metrics.get(name)
     if series is None:
         return True

@@ -295,10 +295,7 @@ def _rows(columns: Sequence[pd.Series]) -> NDArray[np.int64]:
 
 
 def _steps(columns: Columns, chosen: Mapping[str, str], table: Table) -> pd.Series:
-    """The step of every row that has one; rows are counted if no column has steps.
-
-    The first column counts that has a step for at least half of the measured rows.
-    """
+    """The step of each row, from the first counter that half of the measured rows have; else they are counted."""
     measured = _rows([columns[name] for name in chosen.values()])
     for name in counters(columns):
         if 2 * np.isin(measured, columns[name].index).sum() >= len(measured):
@@ -307,10 +304,7 @@ def _steps(columns: Columns, chosen: Mapping[str, str], table: Table) -> pd.Seri
 
 
 def _restarts(table: Table) -> list[int]:
-    """The rows at which a new run begins, without the first one.
-
-    The first counter that was logged decides. Where there is none, all of epoch, learning rate and console tell.
-    """
+    """The later rows that begin a run: the first counter decides, or else epoch, learning rate and console together."""
     columns, chosen = table.columns, table.chosen
     measured = _rows([columns[name] for name in chosen.values()])
     steps = counters(columns)

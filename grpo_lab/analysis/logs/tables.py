@@ -88,11 +88,6 @@ def tables_in(text: Text) -> list[Table]:
     return [Table(columns, "csv", notes, hides_nan=_of_a_callback(columns))]
 
 
-def of_tensorboard(text: Text) -> bool:
-    """Whether a CSV is TensorBoard's export of one curve."""
-    return text.first.lower().split(",") == OF_TENSORBOARD
-
-
 def together(tables: Sequence[Table]) -> list[Table]:
     """The runs of several exports, each with the columns that any of them has."""
     runs: dict[str, Table] = {}
