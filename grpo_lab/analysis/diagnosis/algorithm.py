@@ -10,16 +10,11 @@ from grpo_lab.paths import data_directory, read_toml
 
 FIELDS = ("here", "trl", "verl")
 """The fields of a remedy that name its setting, in each trainer."""
-_FIELD_OF = {"grpo_lab": "here", "trl": "trl", "ms-swift": "trl", "verl": "verl"}
+FIELD_OF = {"grpo_lab": "here", "trl": "trl", "ms-swift": "trl", "verl": "verl"}
 """The field of each trainer; ms-swift builds on TRL's."""
 OWN = "loss."
 NAME, IDLE = "algorithm", "without_effect"
 """The keys of data/diagnosis/algorithms.toml that are no settings of `loss`."""
-
-
-def field_of(source: str) -> str:
-    """The field of a remedy for the trainer that wrote a log; empty if it is none of those."""
-    return _FIELD_OF.get(source, "")
 
 
 def formulas_in(log: Log) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from grpo_lab.analysis.diagnosis.algorithm import FIELDS, IDLE, field_of, formulas_in, settings_that_tell, told_by
+from grpo_lab.analysis.diagnosis.algorithm import FIELD_OF, FIELDS, IDLE, formulas_in, settings_that_tell, told_by
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Sighting, Symptom, Unknown, check_names
 from grpo_lab.analysis.logs import Log
 from grpo_lab.config.algorithms import PART_OF, unused
@@ -41,7 +41,7 @@ class Remedy:
 
     def fits(self, source: str) -> bool:
         """Whether the trainer that wrote the log leaves anything to set."""
-        return not getattr(self, field_of(source) or "here").startswith(("built in", "not with"))
+        return not getattr(self, FIELD_OF.get(source, "here")).startswith(("built in", "not with"))
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,6 @@ def known_causes() -> Sequence[Cause]:
 
 
 def _tables(name: str) -> dict[str, dict[str, Any]]:
-    """The tables of a file. Raises ConfigError for one that cannot be read."""
     return read_toml(data_directory() / "diagnosis" / f"{name}.toml")
 
 
@@ -258,7 +257,7 @@ def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
         name, _, value = setting.partition("=")
         return idle.isdisjoint(re.findall(r"[\w.]+", setting)) and str(settings.get(name)) != (value.strip("'") or None)
 
-    own = field_of(log.source)
+    own = FIELD_OF.get(log.source)
     found = []
     for remedy in remedies:
         given = {name: text for name in FIELDS if (text := getattr(remedy, name))}

@@ -41,10 +41,6 @@ class Level:
         largest = kept[np.argmax(np.abs(kept))] if len(kept) == len(values) else values[~np.isfinite(values)][0]
         return Level(start(kept), float(np.median(kept[len(kept) // 2 :])), float(largest))
 
-    def beside(self, other: Level) -> list[str]:
-        """The numbers of both curves in turn, as texts."""
-        return [f"{number:.4g}" for pair in zip(astuple(self), astuple(other), strict=True) for number in pair]
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -102,7 +98,8 @@ class Comparison:
             parts = [word(f"part_of_run.{name}") for name in ("start", "late", "largest")]
             head = ["", *(f"{of} {name}" for name in parts for of in ("A", "B"))]
             named = word("curves", first=self.names[0], second=self.names[1])
-            rows = [[name, *one.beside(two)] for name, (one, two) in self.levels.items()]
+            pairs = {name: zip(astuple(one), astuple(two), strict=True) for name, (one, two) in self.levels.items()}
+            rows = [[name, *(f"{number:.4g}" for pair in each for number in pair)] for name, each in pairs.items()]
             lines += ["", named, *columns([head, *rows])]
         step, metric = self.parting or (0, "")
         return "\n".join([*lines, "", word("part", step=step, metric=metric) if metric else word("never_part")])

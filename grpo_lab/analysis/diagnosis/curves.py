@@ -98,7 +98,9 @@ def course(values: Curve) -> Course | None:
         return None
     width = min(20, max(3, len(values) // 10))
     level = np.convolve(values, np.ones(width) / width, "valid")
-    sure = max(SURE * bends(values) * math.sqrt(2 / width), 0.02 * float(np.abs(level).max()))
+    bends = values[:-2] - 2 * values[1:-1] + values[2:]  # about straight lines: a steep course is no noise
+    deviation = float(np.mean(np.abs(bends))) * math.sqrt(math.pi / 12)
+    sure = max(SURE * deviation * math.sqrt(2 / width), 0.02 * float(np.abs(level).max()))
     top = int(np.argmax(level))
     lost = level[top] - level[-1]
     still_high = np.flatnonzero(level[top:] >= level[top] - 0.2 * lost)[-1] + top if lost > 0 else len(level) - 1
@@ -119,20 +121,18 @@ def course(values: Curve) -> Course | None:
     )
 
 
-def bends(values: Curve) -> float:
-    """The standard deviation of a curve about straight lines through neighbours: a steep course is no noise."""
-    bends = values[:-2] - 2 * values[1:-1] + values[2:]
-    return float(np.mean(np.abs(bends))) * math.sqrt(math.pi / 12)
+def at(place: int, values: Curve, shown: bool = True) -> Mask:
+    """The mask of one place of a curve, if it shows the state."""
+    return (np.arange(len(values)) == place) & shown
 
 
 def fell(values: Curve) -> Mask:
     """The one value from which on a curve is below its highest level, and does not come back."""
-    mask = np.zeros(len(values), dtype=bool)
     known = np.flatnonzero(np.isfinite(values))
     found = course(values[known])
-    if found is not None and found.kind == "fell" and found.top - found.last > 0.3 * abs(found.top):
-        mask[known[found.left]] = True
-    return mask
+    if found is None or found.kind != "fell":
+        return at(0, values, False)
+    return at(known[found.left], values, found.top - found.last > 0.3 * abs(found.top))
 
 
 def same_to_the_end(values: Curve) -> Mask:
@@ -147,10 +147,10 @@ def level_noise(values: Curve) -> float:
 
 def outlier(values: Curve) -> Mask:
     """Which values are farther from the median than 50 times the median distance, and farther than 3."""
-    distance = np.abs(values - np.median(finite(values))) if len(finite(values)) else np.zeros(len(values))
-    return np.isfinite(values) & (
-        distance > max(50 * float(np.median(finite(distance) if len(finite(distance)) else 0)), 3)
-    )
+    if not len(kept := finite(values)):
+        return at(0, values, False)
+    usual = float(np.median(np.abs(kept - np.median(kept))))
+    return np.isfinite(values) & (np.abs(values - np.median(kept)) > max(50 * usual, 3))
 
 
 def breaks(values: Curve) -> Mask:
@@ -159,65 +159,52 @@ def breaks(values: Curve) -> Mask:
     A mean of rewards that varied and is then exactly the same in each of four steps is not measured any more. A curve
     that comes to rest varies less and less before.
     """
-    mask = np.zeros(len(values), dtype=bool)
     if len(values) < 8 or not np.isfinite(values).all():
-        return mask
+        return at(0, values, False)
     constant = int(np.argmax(same_to_the_end(values)))
     if 3 <= constant <= len(values) - 4:
         before = values[:constant]
         new = float(np.mean(before == values[-1])) < 0.2
         lively = float(np.mean(np.abs(np.diff(values[constant - 3 : constant + 1])))) > 0.5 * noise(before) > 0
-        mask[constant] = new and lively
-    else:
-        place = max(range(3, len(values) - 3), key=lambda k: float(values[k - 3 : k].mean() - values[k : k + 5].mean()))
-        before, after = values[:place], values[place:]
-        jump = float(np.median(before[-5:]) - np.median(after[:5]))
-        at_once = float(before[-1] - after[1]) > 0.6 * jump  # a row may be the mean of steps before and after
-        lower = float(np.max(after[1:])) < float(np.min(before[-5:]))
-        mask[place] = jump > 3.5 * max(level_noise(before), noise(after)) and at_once and lower
-    return mask
+        return at(constant, values, new and lively)
+    place = max(range(3, len(values) - 3), key=lambda k: float(values[k - 3 : k].mean() - values[k : k + 5].mean()))
+    before, after = values[:place], values[place:]
+    jump = float(np.median(before[-5:]) - np.median(after[:5]))
+    at_once = float(before[-1] - after[1]) > 0.6 * jump  # a row may be the mean of steps before and after
+    lower = float(np.max(after[1:])) < float(np.min(before[-5:]))
+    return at(place, values, jump > 3.5 * max(level_noise(before), noise(after)) and at_once and lower)
 
 
 def stops(values: Curve) -> Mask:
     """The one value from which on a share is 1, if each of the three before it was below 0.6."""
-    mask = np.zeros(len(values), dtype=bool)
     place = int(np.argmax(same_to_the_end(values)))
-    if 3 <= place <= len(values) - 4 and values[-1] == 1:
-        mask[place] = float(np.max(values[place - 3 : place])) < 0.6
-    return mask
+    inside = 3 <= place <= len(values) - 4 and values[-1] == 1
+    return at(place, values, inside and float(np.max(values[place - 3 : place])) < 0.6)
 
 
 def below_first(values: Curve) -> Mask:
     """The second value, if the first is above all others."""
-    mask = np.zeros(len(values), dtype=bool)
-    if len(values) > 1:
-        mask[1] = float(np.max(values[1:])) < float(values[0])
-    return mask
+    return at(1, values, len(values) > 1 and float(np.max(values[1:])) < float(values[0]))
 
 
 def vanishes(values: Curve) -> Mask:
     """The first of the values that are less than a fifth of the first one, if nearly all after it are."""
     small = values < 0.2 * values[0]
     place = first_true(small)
-    return (
-        small if place is not None and place <= 3 and small[place:].mean() > 0.8 else np.zeros(len(values), dtype=bool)
-    )
+    return small & (place is not None and place <= 3 and bool(small[place:].mean() > 0.8))
 
 
 def returns(values: Curve) -> Mask:
     """The one value from which on a curve that had left its first level is back there, at once."""
-    mask = np.zeros(len(values), dtype=bool)
     if len(values) < 16 or not np.isfinite(values).all():
-        return mask
+        return at(0, values, False)
     jumps = [abs(float(values[k : k + 3].mean() - values[k - 3 : k].mean())) for k in range(8, len(values) - 3)]
     place = 8 + int(np.argmax(jumps))
     began = float(values[:2].mean())
-    away, back = (
-        float(part) - began for part in (np.median(values[place - 5 : place]), values[place : place + 2].mean())
-    )
+    away = float(np.median(values[place - 5 : place])) - began
+    back = float(values[place : place + 2].mean()) - began
     least = 3 * max(noise(values[:place]), 0.02 * abs(began))
-    mask[place] = abs(away) > least and abs(back) < 0.4 * abs(away)
-    return mask
+    return at(place, values, abs(away) > least and abs(back) < 0.4 * abs(away))
 
 
 def quotient_spread(values: Curve, other: Curve) -> float:

@@ -1,22 +1,14 @@
 """Paragraphs and columns of a report in plain text; a Chinese character is as wide as two letters."""
 
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len as width
 
 WIDTH = 100
 _WIDE = "\u2e80-\u9fff\uff00-\uffef"
 _UNIT = re.compile(rf"[（《“]*[{_WIDE}][，。：；、！？）》”]*|[^\s{_WIDE}（“《]+[，。：；、！？）》”]*|\s+|.")
 """The parts between which a line may break: words, and Chinese characters with the punctuation that stays with them."""
-
-
-def width(text: str) -> int:
-    """The number of columns that a text takes in a terminal.
-
-    >>> width("KL"), width("梯度")
-    (2, 4)
-    """
-    return sum(1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text)
 
 
 def wrapped(said: str, by: int, first: str = "", most: int = WIDTH) -> list[str]:

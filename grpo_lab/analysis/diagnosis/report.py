@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from grpo_lab import messages
-from grpo_lab.analysis.diagnosis.algorithm import FIELDS, OWN, algorithm_in, field_of, settings_that_tell
+from grpo_lab.analysis.diagnosis.algorithm import FIELD_OF, FIELDS, OWN, algorithm_in, settings_that_tell
 from grpo_lab.analysis.diagnosis.causes import Remedy
 from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings
 from grpo_lab.analysis.diagnosis.layout import columns, width, wrapped
@@ -66,7 +66,7 @@ def _of_log(found: Findings, name: str, word: Words) -> Iterator[str]:
         said = word("because", said=algorithm, why=word("comma").join(told)) if told else algorithm
         yield word("algorithm", said=said)
     for note in log.notes:
-        yield word("note", said=word.fact(note))
+        yield word("note", said=note.said(word.language))
     if len(steps) < ENOUGH_STEPS:
         yield word("note", said=word("few", count=count))
     if log.crash:
@@ -97,19 +97,19 @@ def _of_findings(found: Findings, word: Words) -> Iterator[str]:
 
 def _why_nothing(found: Findings, word: Words) -> list[str]:
     """What the log lacks to show a healthy run, or what no log shows."""
-    return [word.fact(lacks) for lacks in found.lacking] or [word("not_visible")]
+    return [lacks.said(word.language) for lacks in found.lacking] or [word("not_visible")]
 
 
 def _of_cause(finding: DetectedCause, source: str, word: Words) -> Iterator[str]:
     cause = finding.cause
     yield from wrapped(word.what(cause), 2)
     yield "\n" + word("evidence")
-    yield from columns([_head(word), *(_row(each, word) for each in finding.evidence)])
+    yield from columns([[word(f"column.{name}") for name in HEAD], *(_row(each, word) for each in finding.evidence)])
     yield "\n" + word("suspects")
     for place, suspect in enumerate(finding.suspects, start=1):
         yield from wrapped(word.suspect(suspect), 2, f"{place}. ")
     yield "\n" + word("tell_apart")
-    yield from wrapped(word.tell_apart(cause), 2)
+    yield from wrapped(word.of(f"cause.{cause.name}.tell_apart", cause.tell_apart), 2)
     if finding.remedies:
         yield "\n" + word("to_try")
     for place, remedy in enumerate(finding.remedies, start=1):
@@ -131,7 +131,7 @@ def _of_limits(found: Findings, word: Words) -> Iterator[str]:
     if found.possible:
         yield "\n" + word("not_ruled_out")
     for possible in found.possible:
-        lacks = [word("named", name=missing.metric, said=word.fact(missing.why)) for missing in possible.lacks]
+        lacks = [word("named", name=missing.metric, said=missing.why.said(word.language)) for missing in possible.lacks]
         said = word("because", said=word.titled(possible.cause), why=word("semicolon").join(lacks))
         yield from wrapped(word("from_step", step=possible.step, said=said), 2)
     if found.blind:
@@ -142,19 +142,15 @@ def _of_limits(found: Findings, word: Words) -> Iterator[str]:
             names = [name for name in METRICS if name in names]
             more = [f"+ {len(names) - NAMED}"] if len(names) > NAMED else []
             said = word("comma").join([*names[:NAMED], *more])
-            yield from wrapped(word("because", said=said, why=word.fact(why)), 2)
+            yield from wrapped(word("because", said=said, why=why.said(word.language)), 2)
 
 
 def settings_of(remedy: Remedy, source: str, word: Words) -> list[tuple[str, str]]:
     """The settings of a remedy, each with its trainer: that of the log's trainer alone, or all if it is not known."""
-    own = field_of(source)
+    own = FIELD_OF.get(source)
     named = {"here": word("here"), "trl": "TRL", "verl": "verl"}
     kept = [name for name in FIELDS if getattr(remedy, name) and (name == own or not source)]
-    return [(named[name], word.setting(getattr(remedy, name))) for name in kept]
-
-
-def _head(word: Words) -> list[str]:
-    return [word(f"column.{name}") for name in HEAD]
+    return [(named[name], word.of(f"setting.{getattr(remedy, name)}", getattr(remedy, name))) for name in kept]
 
 
 def _row(evidence: Evidence, word: Words) -> list[str]:
@@ -180,7 +176,7 @@ def html(found: Findings) -> str:
         headline=headline(found, word.language),
         lacking=_why_nothing(found, word),
         first=first,
-        head=_head(word),
+        head=[word(f"column.{name}") for name in HEAD],
         rows=[_row(evidence, word) for evidence in first.evidence] if first else [],
         remedies=[_in_a_line(remedy, found.log.source, word) for remedy in first.remedies] if first else [],
         text=text(found),
@@ -211,7 +207,7 @@ def tree(found: Findings) -> dict[str, Any]:
         "metrics": list(log.metrics),
         "settings": len(log.settings),
         "crash": log.crash,
-        "notes": [word.fact(note) for note in log.notes],
+        "notes": [note.said(word.language) for note in log.notes],
     }
     possible = [
         {"cause": each.cause.name, "step": each.step, "lacks": [_missing(missing) for missing in each.lacks]}
@@ -226,7 +222,7 @@ def tree(found: Findings) -> dict[str, Any]:
             "findings": [_tree_of(finding) for finding in found.findings],
             "possible": possible,
             "cannot_show": blind,
-            "lacking": [word.fact(lacks) for lacks in found.lacking],
+            "lacking": [lacks.said(word.language) for lacks in found.lacking],
             "earlier": [tree(each) for each in found.earlier],
         }
     )

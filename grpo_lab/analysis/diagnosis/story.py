@@ -111,7 +111,7 @@ def _companions(log: Log, since: int | None) -> Iterator[Part]:
     yield from _held_out(log)
     norm = _finite(log.metrics.get("grad_norm", pd.Series(dtype=np.float64)))
     if len(norm) and norm.max() > max(50 * norm.median(), METRICS["grad_norm"].high):
-        yield Part("norm_peak", {"peak": float(norm.max()), "step": int(norm.index[int(np.argmax(norm))])})
+        yield Part("norm_peak", {"peak": float(norm.max()), "step": int(norm.index[norm.argmax()])})
     yield from _not_finite(log)
 
 

@@ -63,8 +63,6 @@ ENDS = "ends"
 """The state of a curve that is logged no more while others are."""
 FROM_THE_FIRST = ("first", "nearly always")
 """Each `when` of a symptom that needs the run's first step."""
-FIRST_STEPS = 1
-"""TRL and verl count from 1."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ class Symptom:
         """The first step that shows the symptom, None if no step does, or `Unknown` if the log cannot show it."""
         if self.crash:
             found = re.search(self.crash, log.crash) if self.when != "first" or not len(log.steps) else None
-            return Seen(_last(log), math.nan, found[0]) if found else None
+            return Seen(_step(log, -1), math.nan, found[0]) if found else None
         if self.setting:
             return self._of_settings(log)
         if self.function:
@@ -123,7 +121,10 @@ class Symptom:
             return next((each for each in seen if isinstance(each, Seen)), None)
         if why := self._void(log):
             return Unknown(self.metric, fact("void", setting=why))
-        series = self._lowest(log) if self.objective else log.metrics.get(self.metric)
+        series = log.metrics.get(self.metric)
+        if self.objective:
+            of_each = [curve for name, curve in log.metrics.items() if name != self.metric == of_run(name)]
+            series = min(of_each, key=lambda curve: curve.median(), default=None)
         if series is None or not len(series):
             return None if self.objective else Unknown(self.metric, fact("not_logged"))
         return _end(log, series) if self.is_ == ENDS else self._of_curve(log, series)
@@ -138,12 +139,12 @@ class Symptom:
             return None
         given = settings[name]
         if self.like:
-            return Seen(_first(log), math.nan, f"{name}={given}") if re.search(self.like, str(given)) else None
+            return Seen(_step(log, 0), math.nan, f"{name}={given}") if re.search(self.like, str(given)) else None
         try:
             value = float(given)
         except (TypeError, ValueError):
             return None
-        return Seen(_first(log), value, name) if self.compare(np.array([value])).any() else None
+        return Seen(_step(log, 0), value, name) if self.compare(np.array([value])).any() else None
 
     def _void(self, log: Log) -> str:
         """The formula under which the symptom tells of no failure, as "loss.surrogate=cispo"; "" if there is none."""
@@ -158,18 +159,21 @@ class Symptom:
         if len(series) < self.steps:
             return None
         steps, values = series.index.to_numpy(), series.to_numpy(np.float64)
-        late = log.begins_late or (len(steps) == 1 and steps[0] > FIRST_STEPS)
+        late = log.begins_late or (len(steps) == 1 and steps[0] > 1)  # TRL and verl count from 1
         if late and self.when in FROM_THE_FIRST:
             return Unknown(self.metric, fact("begins_at", step=int(steps[0])))
         if self.when == "first" and log.updates_a_row > 1:
             return Unknown(self.metric, fact("mean_of_updates", updates=log.updates_a_row))
-        unit = self.unit(values)
-        measured = values - SINCE[self.since](finite(values)) if len(finite(values)) else values
+        kept = finite(values)
+        unit = UNITS[self.of](kept) if self.of in UNITS and len(kept) else 1.0
+        measured = values - SINCE[self.since](kept) if len(kept) else values
         place = self._place(self._mask(log, steps, measured, unit), measured, unit)
         if place is not None and all(_steady(log, name, steps[place]) for name in self.steady):
             return Seen(int(steps[place]), float(values[place]), str(series.name))
-        if self.metric == "loss" and self.is_ and _may_hide(log):
-            return Unknown("loss", fact("may_hide"))
+        if self.metric == "loss" and self.is_ and log.hides_nan:
+            norm = log.metrics.get("grad_norm")  # it is not filtered, and would show that the loss is not finite
+            if norm is None or not bool(np.isfinite(norm).all()):
+                return Unknown("loss", fact("may_hide"))
         return None
 
     def _place(self, mask: Mask, values: Curve, unit: float) -> int | None:
@@ -182,36 +186,21 @@ class Symptom:
         whole = np.array([WHOLES[self.when](kept)])
         return (first_true(mask) or 0) if self.compare(whole, 1.0 if self.when == "trend" else unit).any() else None
 
-    def _lowest(self, log: Log) -> pd.Series | None:
-        """The curve of the objective whose median is the lowest; None in the log of a run that lists no objectives."""
-        curves = [curve for name, curve in log.metrics.items() if name != self.metric == of_run(name)]
-        return min(curves, key=lambda curve: curve.median(), default=None)
-
-    def limit(self, bound: float | str) -> float:
-        """A bound as a number; "healthy" is the end of the metric's healthy range."""
-        if bound == "healthy":
-            return METRICS[self.metric].high if self.over == "healthy" else METRICS[self.metric].low
-        return float(bound)
-
     def compare(self, values: Curve, unit: Curve | float = 1.0) -> Mask:
         """Where values, of shape (steps,), are over or under the bound times the unit. NaN is neither.
 
-        Below 0, as rewards may be, a fall is a larger number: 0.75 of -0.6 is a quarter below it, -0.75.
+        The bound "healthy" is the end of the metric's healthy range. Below 0, as rewards may be, a fall is a larger
+        number: 0.75 of -0.6 is a quarter below it, -0.75.
         """
 
-        def times(bound: float | str) -> Curve | float:
-            limit = self.limit(bound)
+        def times(bound: float | str, end: str) -> Curve | float:
+            limit = float(getattr(METRICS[self.metric], end) if bound == "healthy" else bound)
             return np.where(np.asarray(unit) < 0, 2 - limit, limit) * unit
 
         with np.errstate(invalid="ignore"):
-            over = values > times(self.over) if self.over is not None else values == values
-            under = values < times(self.under) if self.under is not None else values == values
+            over = values > times(self.over, "high") if self.over is not None else values == values
+            under = values < times(self.under, "low") if self.under is not None else values == values
             return over & under & (values > self.least)
-
-    def unit(self, values: Curve) -> float:
-        """The unit of the bound, from the curve itself; 1 if the bound is absolute."""
-        kept = finite(values)
-        return UNITS[self.of](kept) if self.of in UNITS and len(kept) else 1.0
 
     def _mask(self, log: Log, steps: NDArray[Any], values: Curve, unit: float) -> Mask:
         if self.is_:
@@ -244,27 +233,13 @@ def _end(log: Log, series: pd.Series) -> Sighting:
     return Seen(int(steps[places[-1] + 1]), math.nan, str(series.name)) if missing >= max(4, 3 * gap) else None
 
 
-def _may_hide(log: Log) -> bool:
-    """Whether the log may hold a number in place of a loss that was not finite. An unfiltered norm would show it."""
-    norm = log.metrics.get("grad_norm")
-    return log.hides_nan and (norm is None or not bool(np.isfinite(norm).all()))
-
-
-def _first(log: Log) -> int:
-    """The first step of a log; 0 for a log without steps."""
-    return int(log.steps[0]) if len(log.steps) else 0
-
-
-def _last(log: Log) -> int:
-    """The last step of a log; 0 for a log without steps."""
-    return int(log.steps[-1]) if len(log.steps) else 0
+def _step(log: Log, place: int) -> int:
+    """The step at a place of a log; 0 for a log without steps."""
+    return int(log.steps[place]) if len(log.steps) else 0
 
 
 def _steady(log: Log, name: str, step: int) -> bool:
-    """Whether a curve goes on at a step as before: its means of two steps on either side differ by its noise only.
-
-    A curve that was not logged is taken for steady.
-    """
+    """Whether the means of two steps before and after a step differ by noise only, or the curve was not logged."""
     series = log.metrics.get(name)
     if series is None:
         return True

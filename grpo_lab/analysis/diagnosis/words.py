@@ -10,7 +10,6 @@ from typing import Any
 from grpo_lab import messages
 from grpo_lab.analysis.diagnosis.causes import Cause, Remedy, Suspect
 from grpo_lab.analysis.diagnosis.findings import Evidence
-from grpo_lab.analysis.logs.table import Fact
 
 
 @dataclass(frozen=True)
@@ -27,45 +26,34 @@ class Words:
         """The fixed phrase of a key."""
         return messages.text_in(self.language, f"diagnosis.{key}", **values)
 
-    def fact(self, fact: Fact) -> str:
-        """A fact about a log, such as a note."""
-        return fact.said(self.language)
-
     def count(self, thing: str, number: int) -> str:
         """A number of steps, metrics or settings."""
         return self(f"{'one' if number == 1 else 'many'}.{thing}", count=f"{number:,}")
 
     def titled(self, cause: Cause, objective: str = "") -> str:
         """The title of a cause, with the objective that shows it."""
-        title = self._of(f"cause.{cause.name}.title", cause.title)
+        title = self.of(f"cause.{cause.name}.title", cause.title)
         return title + self("objective", name=objective) if objective else title
 
     def what(self, cause: Cause) -> str:
         """What a cause does."""
-        return self._of(f"cause.{cause.name}.what", cause.what)
-
-    def tell_apart(self, cause: Cause) -> str:
-        """How the suspects of a cause are told apart."""
-        return self._of(f"cause.{cause.name}.tell_apart", cause.tell_apart)
+        return self.of(f"cause.{cause.name}.what", cause.what)
 
     def suspect(self, suspect: Suspect) -> str:
         """A suspect in words; one that a single cause names has its words as its name."""
         table = "suspect" if suspect.name else "own_suspect"
-        return self._of(f"{table}.{suspect.name or suspect.says}", suspect.says)
+        return self.of(f"{table}.{suspect.name or suspect.says}", suspect.says)
 
     def remedy(self, remedy: Remedy) -> str:
         """What a remedy does."""
-        return self._of(f"remedy.{remedy.do}", remedy.do)
-
-    def setting(self, setting: str) -> str:
-        """The setting of a remedy in a trainer; code alone has no translation."""
-        return self._of(f"setting.{setting}", setting)
+        return self.of(f"remedy.{remedy.do}", remedy.do)
 
     def symptom(self, evidence: Evidence) -> str:
         """A symptom in words, with the medians of all objectives."""
-        said = self._of(f"symptom.{evidence.symptom}", evidence.says)
+        said = self.of(f"symptom.{evidence.symptom}", evidence.says)
         return said + self("medians", values=evidence.medians) if evidence.medians else said
 
-    def _of(self, key: str, english: str) -> str:
+    def of(self, key: str, english: str) -> str:
+        """A text of data/diagnosis; code alone has no translation."""
         table = {} if self.language == messages.ENGLISH else messages.catalogue(self.language, "diagnosis")
         return table.get(key, english)

@@ -161,7 +161,8 @@ def _with_files_beside(path: Path) -> list[Log]:
 def _exports(folder: Path) -> list[Table]:
     """The runs in CSV exports of W&B or TensorBoard, which hold one curve each. Raises LogError for none."""
     texts = [Text(decoded(content(path), str(path)), str(path)) for path in _csv_files(folder)]
-    known = [text for text in texts if not tables.of_tensorboard(text) or tables.named_in(Path(text.name).name)]
+    single = [text for text in texts if text.first.lower().split(",") == tables.OF_TENSORBOARD]
+    known = [text for text in texts if text not in single or tables.named_in(Path(text.name).name)]
     if found := tables.together([table for text in known for table in tables.tables_in(text)]):
         return found
     raise LogError(f"{folder}: its CSV files hold no metric known here, as train_kl.csv of TensorBoard or a W&B panel")
@@ -172,7 +173,7 @@ def _in_file(path: Path, logging_steps: int) -> list[Log]:
     data = content(path)
     if not data.strip():
         raise LogError(f"{path} is empty; give the log of a run that made at least one step")
-    if tensorboard.is_event_file(data):
+    if b"brain.Event:" in data[:64]:  # the first record names the version of the format
         if str(path) == STDIN or path.suffix == ".gz":
             raise LogError(f"{path} holds TensorBoard's events, which are read from an unpacked file; unpack it first")
         return _runs(tensorboard.read(path))

@@ -3,12 +3,13 @@
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from grpo_lab.analysis.logs.table import Fact, fact
-from grpo_lab.analysis.logs.tracebacks import exceptions, last_exception, rows_of_metrics
+from grpo_lab.analysis.logs.tracebacks import last_exception
 
 OF_TRAINING = frozenset(
     ("learning_rate", "per_device_train_batch_size", "num_generations", "beta", "actor_rollout_ref", "rlhf_type")
@@ -23,6 +24,7 @@ LARGEST = 2**20
 DEEPEST, MOST = 8, 5000
 """A file of settings that is deeper or longer, as one whose parts hold each other, is read that far."""
 CONSOLES = ("*.log", "*.out", "*.err", "*.txt", "*stderr*", "*stdout*")
+_METRICS = re.compile(r"\{'(?:loss|reward|grad_norm)': ")
 TOGETHER = 60
 """Seconds between the last lines of one run's stdout and stderr, at most."""
 
@@ -117,17 +119,19 @@ def crash_beside(log: Path) -> str:
 
     A newer console with metrics and without a traceback tells of a later run that went on.
     """
-    folders = [log.parent, *([log.parent.parent] if log.parent.name.startswith("checkpoint-") else [])]
+    folders = [log.parent, log.parent.parent] if log.parent.name.startswith("checkpoint-") else [log.parent]
     found = {path for folder in folders for pattern in CONSOLES for path in folder.glob(pattern) if path.is_file()}
     went_on = -math.inf
     for path in sorted(found, key=lambda path: (-path.stat().st_mtime, path.name)):
+        changed = path.stat().st_mtime
+        if changed < went_on - TOGETHER:
+            return ""
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - LARGEST))
             text = file.read().decode("utf-8", errors="replace").replace("\r", "\n")
-        tracebacks, metrics = [at for at, _ in exceptions(text)], rows_of_metrics(text)
-        if tracebacks and tracebacks[-1] > max(metrics, default=-1):
-            newest = path.stat().st_mtime >= went_on - TOGETHER
-            return last_exception(text[max(metrics, default=0) :]) if newest else ""
-        if metrics:
-            went_on = max(went_on, path.stat().st_mtime)
+        *_, after_metrics = _METRICS.split(text)
+        if crash := last_exception(after_metrics):
+            return crash
+        if after_metrics != text:
+            went_on = max(went_on, changed)
     return ""

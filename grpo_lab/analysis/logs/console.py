@@ -97,9 +97,8 @@ def read_console(text: Text) -> list[Table]:
             values = [{"step": step, **row} for step, row in zip(steps, values, strict=True)]
         elif not _by_epochs(values):
             notes.append(fact("counted_by", steps=text.logging_steps) if text.logging_steps > 1 else fact("counted"))
-    starts = [
-        match.end() for match in _START.finditer(said) if not _RESUMED.search(said, match.end(), match.end() + NEAR)
-    ]
+    begun = [match.end() for match in _START.finditer(said)]
+    starts = [at for at in begun if not _RESUMED.search(said, at, at + NEAR)]
     names = {name for row in rows for name in row.values}
     of_trainer = sum(row.alone for row in rows) > len(rows) / 2 and not names.isdisjoint(OF_TRAINER)
     return [

@@ -29,9 +29,8 @@ def read_json(text: Text) -> list[Table]:
     if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
         known = {name: whole[name] for name in OF_STATE if whole.get(name)}
         whole = [row for row in whole["log_history"] if isinstance(row, dict)]
-        return [Table(columns_of(map(_metrics_of, whole)), "log_history", source="trl", settings=known)]
     if isinstance(whole, list) and all(isinstance(row, dict) for row in whole):
-        return [Table(columns_of(map(_metrics_of, whole)), "log_history", source="trl")]
+        return [Table(columns_of(map(_metrics_of, whole)), "log_history", source="trl", settings=known)]
     if isinstance(whole, dict) and (rows := _rows_of(whole)):
         return [Table(columns_of(map(_metrics_of, rows)), "json")]
     if whole is None and parsed(text.first) is None:
@@ -104,9 +103,7 @@ def _metrics_of(tree: dict[str, Any]) -> dict[str, Any]:
     inner = next((tree[key] for key in ("metrics", "data") if isinstance(tree.get(key), dict)), None)
     if inner is not None:
         tree = {**{name: value for name, value in tree.items() if name in COUNTED}, **inner}
-    of_all = {
-        name: value.partition("/")[0] for name, value in tree.items() if isinstance(value, str) and _OF.match(value)
-    }
-    flat = _flat(tree | of_all)
+    texts = {name: value for name, value in tree.items() if isinstance(value, str)}
+    flat = _flat(tree | {name: value.partition("/")[0] for name, value in texts.items() if _OF.match(value)})
     held_out = any(str(tree.get(key)).lower().startswith(("eval", "val", "test")) for key in KINDS)
     return {name if name in COUNTED else f"eval/{name}": value for name, value in flat.items()} if held_out else flat

@@ -121,9 +121,8 @@ def choose(names: Iterable[str], source: str = "") -> dict[str, str]:
     for name in reversed(logged.values()):
         found = meaning(name)
         if found and not (cumulative and found.metric == CUMULATIVE):
-            best[found.metric] = min(
-                best.get(found.metric, (found.rank, name)), (found.rank, name), key=lambda of: of[0]
-            )
+            known = best.get(found.metric)
+            best[found.metric] = known if known and known[0] <= found.rank else (found.rank, name)
     asked = {metric: name for metric, name in _GIVEN.get({}).items() if name in logged.values()}
     chosen = {metric: name for metric, (_, name) in best.items() if name not in asked.values()} | asked
     # TRL's names are as long, as in reward/std; an objective of ours has a KL and a reward.

@@ -239,32 +239,29 @@ def log_of(table: Table) -> Log:
     by_function = reward_functions(columns, chosen.values())
     functions = {name: _by_step(columns[column], steps, name) for name, column in by_function.items()}
     repeated = max((int(series.index.duplicated().sum()) for series in metrics.values()), default=0)
-    source = table.source if table.source not in ("", "trl") else source_of(_telling(columns)) or table.source
+    source = table.source
+    if source in ("", "trl"):  # a Trainer's epochs are no whole numbers
+        whole = [name for name, values in columns.items() if name == "epoch" and (values == np.floor(values)).all()]
+        source = source_of(columns.keys() - whole) or source
     if table.format == "console" and source == "trl":  # Trainer prints dictionaries alone
         source = ""
     left = unread(columns, (*chosen.values(), *by_function.values()))
+    notes = [*table.notes, *([fact("repeated", count=f"{repeated:,}")] if repeated else [])]
+    counted = steps if counters(columns) else columns.get("epoch", pd.Series(dtype=np.float64))
+    counts = np.unique(counted.dropna().to_numpy())
     return Log(
         {name: _last_of_each_step(series) for name, series in metrics.items()},
         table.format,
         table.hides_nan or source in TRAINERS,
-        (
-            *table.notes,
-            *([fact("repeated", count=f"{repeated:,}")] if repeated else []),
-            *_on_unread(left, chosen, source),
-        ),
+        (*notes, *_on_unread(left, chosen, source)),
         table.updates_a_row,
         source,
         table.settings,
         functions={name: _last_of_each_step(series) for name, series in functions.items()},
         name=table.name,
         unread=left,
-        begins_late=_begins_late(steps if counters(columns) else columns.get("epoch", pd.Series(dtype=np.float64))),
+        begins_late=len(counts) > 1 and bool(counts[0] != 1 and counts[0] > 2 * np.median(np.diff(counts))),
     )
-
-
-def _telling(columns: Columns) -> list[str]:
-    """The names that tell the framework: a Trainer's epochs are no whole numbers."""
-    return [name for name, values in columns.items() if name != "epoch" or (values != np.floor(values)).any()]
 
 
 def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> Iterator[Fact]:
@@ -277,12 +274,6 @@ def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> 
             for metric, name in may_be.items()
         )
         yield fact("unread_near", names=said, offered=offered) if offered else fact("unread", names=said)
-
-
-def _begins_late(counter: pd.Series) -> bool:
-    """Whether a counter that begins with the run does not begin at 0 or its pace."""
-    values = np.unique(counter.dropna().to_numpy())
-    return len(values) > 1 and bool(values[0] != 1 and values[0] > 2 * np.median(np.diff(values)))
 
 
 def _by_step(column: pd.Series, steps: pd.Series, name: str) -> pd.Series:
@@ -304,10 +295,7 @@ def _rows(columns: Sequence[pd.Series]) -> NDArray[np.int64]:
 
 
 def _steps(columns: Columns, chosen: Mapping[str, str], table: Table) -> pd.Series:
-    """The step of every row that has one; rows are counted if no column has steps.
-
-    The first column counts that has a step for at least half of the measured rows.
-    """
+    """The step of each row, from the first counter that half of the measured rows have; else they are counted."""
     measured = _rows([columns[name] for name in chosen.values()])
     for name in counters(columns):
         if 2 * np.isin(measured, columns[name].index).sum() >= len(measured):
@@ -316,10 +304,7 @@ def _steps(columns: Columns, chosen: Mapping[str, str], table: Table) -> pd.Seri
 
 
 def _restarts(table: Table) -> list[int]:
-    """The rows at which a new run begins, without the first one.
-
-    The first counter that was logged decides. Where there is none, all of epoch, learning rate and console tell.
-    """
+    """The later rows that begin a run: the first counter decides, or else epoch, learning rate and console together."""
     columns, chosen = table.columns, table.chosen
     measured = _rows([columns[name] for name in chosen.values()])
     steps = counters(columns)

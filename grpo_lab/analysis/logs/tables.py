@@ -20,11 +20,14 @@ _OF_A_RUN = re.compile(r"(?P<run>.+) - (?P<name>[^ ]+)$")
 _BOUNDS = ("__MIN", "__MAX")
 _AGAIN = re.compile(r" ?\(\d+\)$")
 """A browser's mark behind the name of a file that is there already."""
-_TAG = re.compile(r"(?P<run>.*)-tag-(?P<tag>.*)$")
 _NAMES = {*METRICS, *(name for names in OTHER_NAMES.values() for name in names)} - {"num_tokens"}
 _TAGS = {name.replace("/", "_"): name for name in sorted(_NAMES)}
 """Names as TensorBoard writes them in a file's name; its num_tokens may be a step's or those since the start."""
-_FUNCTION = re.compile(r"rewards_(.+)_mean$")
+_CURVE = re.compile(
+    r"(?:(?P<run>.*?)(?:-tag)?[_\-. ])??(?P<prefix>train_|rollout_)?"
+    rf"(?:(?P<tag>{'|'.join(map(re.escape, _TAGS))})|rewards_(?P<function>.+)_mean)$"
+)
+"""The end of a file's name, whose slashes are underscores, is that of its curve."""
 _DASHES = re.compile(r"[\s|:+=─━│┃┏┓┗┛┡┩├┤┼╇┴┬└┘┌┐╞╡╪-]*$")
 _NO_NAME = re.compile(r"[{}=]|\d\.\d")
 _EMPTY = ("-", "—", "None", "No log", "n/a", "N/A", "<NA>")
@@ -46,12 +49,8 @@ def read_table(text: Text) -> list[Table]:
             continue
         row = _cells(line)
         numbers = [number_in(cell) is not None or not cell or cell in _EMPTY for cell in row]
-        if (
-            len(row) > 1
-            and not any(number_in(cell) is not None for cell in row)
-            and choose(row)
-            and not _NO_NAME.search(line)
-        ):
+        of_names = len(row) > 1 and not any(number_in(cell) is not None for cell in row)
+        if of_names and choose(row) and not _NO_NAME.search(line):
             cells = row
             found.setdefault("\t".join(cells), [])
         elif cells and len(row) - len(cells) in (0, 1) and 2 * sum(numbers) > len(row) and "".join(row):
@@ -87,11 +86,6 @@ def tables_in(text: Text) -> list[Table]:
         return []
     columns, notes = read()
     return [Table(columns, "csv", notes, hides_nan=_of_a_callback(columns))]
-
-
-def of_tensorboard(text: Text) -> bool:
-    """Whether a CSV is TensorBoard's export of one curve."""
-    return text.first.lower().split(",") == OF_TENSORBOARD
 
 
 def together(tables: Sequence[Table]) -> list[Table]:
@@ -185,23 +179,11 @@ def named_in(file: str) -> tuple[str, str] | None:
     >>> named_in("run_a_train_kl.csv"), named_in("run-a-tag-train_rewards_short_mean.csv"), named_in("eval_kl.csv")
     (('run_a', 'train/kl'), ('run-a', 'train/rewards/short/mean'), None)
     """
-    stem = _AGAIN.sub("", file.removesuffix(".gz").removesuffix(".csv"))
-    if tag := _TAG.match(stem):
-        return _curve(tag["run"], tag["tag"])
-    if "train_" in stem:
-        run, _, tag = stem.rpartition("train_")
-        return _curve(run, f"train_{tag}")
-    for known in sorted(_TAGS, key=len, reverse=True):
-        before = stem.removesuffix(known)
-        if before != stem and (not before or before[-1] in "_-. ") and not before[:-1].endswith(_OTHERS):
-            return before.rstrip("_-. "), _TAGS[known]
-    return None
-
-
-def _curve(run: str, tag: str) -> tuple[str, str] | None:
-    """A run and its metric from the tag in a file's name, whose slashes are underscores."""
-    prefix = next((prefix for prefix in PREFIXES if tag.startswith(prefix.replace("/", "_"))), "")
-    own = tag[len(prefix) :]
-    function = _FUNCTION.match(own)
-    metric = f"rewards/{function[1]}/mean" if function else _TAGS.get(own)
-    return (run.rstrip("_-. "), prefix + metric) if metric else None
+    found = _CURVE.match(_AGAIN.sub("", file.removesuffix(".gz").removesuffix(".csv")))
+    if found is None:
+        return None
+    run, prefix = (found["run"] or "").rstrip("_-. "), found["prefix"] or ""
+    if "-tag-" in run or (not prefix and ("train_" in run or run.endswith(_OTHERS))):
+        return None
+    metric = f"rewards/{found['function']}/mean" if found["function"] else _TAGS[found["tag"]]
+    return run, prefix.replace("_", "/") + metric

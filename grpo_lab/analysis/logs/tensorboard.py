@@ -1,13 +1,12 @@
 """TensorBoard's event files. Needs the package `tensorboard` (the extra of the same name), imported only here."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from grpo_lab.analysis.logs.names import choose
-from grpo_lab.analysis.logs.table import Columns, Fact, Table, fact
+from grpo_lab.analysis.logs.table import Columns, Table, fact
 from grpo_lab.errors import LogError
 
 INSTALL = 'pip install "grpo-lab[tensorboard]"'
@@ -16,11 +15,6 @@ INSTALL = 'pip install "grpo-lab[tensorboard]"'
 def event_files(folder: Path) -> list[Path]:
     """The event files in a folder and below it."""
     return sorted(path for path in folder.rglob("*tfevents*") if path.is_file())
-
-
-def is_event_file(head: bytes) -> bool:
-    """Whether a file with this beginning is an event file: its first record names the version of the format."""
-    return b"brain.Event:" in head[:64]
 
 
 def read(path: Path) -> list[Table]:
@@ -42,15 +36,13 @@ def read(path: Path) -> list[Table]:
     if not runs:
         raise LogError(f"{path}: TensorBoard files, but none of their scalars is a metric known here")
     notes = [fact("runs_in_folder", count=len(runs), names=", ".join(runs))] if len(runs) > 1 else []
-    return [_table(scalars, notes, name) for name, scalars in runs.items()]
-
-
-def _table(scalars: Columns, notes: Sequence[Fact], name: str) -> Table:
-    """The table of one run's curves, in which a row is a step."""
-    steps = np.unique(np.concatenate([curve.index for curve in scalars.values()]))
-    columns = {**scalars, "step": pd.Series(steps, steps, dtype=np.float64)}
-    hides_nan = any(tag.startswith("train/") for tag in scalars)
-    return Table(columns, "tensorboard", notes, hides_nan=hides_nan, one_run=True, name=name)
+    tables = []
+    for name, scalars in runs.items():
+        steps = np.unique(np.concatenate([curve.index for curve in scalars.values()]))
+        columns = {**scalars, "step": pd.Series(steps, steps, dtype=np.float64)}
+        hides_nan = any(tag.startswith("train/") for tag in scalars)
+        tables.append(Table(columns, "tensorboard", notes, hides_nan=hides_nan, one_run=True, name=name))
+    return tables
 
 
 def _scalars(place: Path) -> Columns:

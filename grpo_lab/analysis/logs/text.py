@@ -15,8 +15,6 @@ from typing import Any
 from grpo_lab.errors import LogError
 
 STDIN = "-"
-_MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-"""PowerShell's > writes UTF-16 with such a mark."""
 NUMBER = r"[-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 
 
@@ -52,7 +50,8 @@ def content(path: Path) -> bytes:
 
 def decoded(data: bytes, name: str) -> str:
     """The text in the bytes of a file, with \\n at the end of each line. Raises LogError for a binary file."""
-    encoding = next((each for mark, each in _MARKS.items() if data.startswith(mark)), "utf-8-sig")
+    by_powershell = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding = "utf-16" if by_powershell else "utf-8-sig"
     text = data.decode(encoding, errors="replace").replace("\r\n", "\n").replace("\r", "\n")
     if "\0" in text[:10_000]:
         raise LogError(f"{name} is a binary file, no log; give the text that the trainer wrote")

@@ -3,7 +3,7 @@
 import bisect
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 _START = re.compile(r"Traceback \(most recent call last\)")
 _BEFORE = re.compile(r"(\x1b\[[\d;]*m|\(\w+ pid=\d+[^)]*\)|\[(?:rank|default)?\d+\]:|[│|╭╰─]+)\s?")
@@ -12,7 +12,6 @@ _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::.*)?$")
 _ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit|Timeout|Expired)\b")
 _RAY = "RayTaskError("
 """ray puts the name of its own exception before the traceback of the one that it passes on."""
-_METRICS = re.compile(r"\{'(?:loss|reward|grad_norm)': ")
 LONGEST = 50_000
 """Characters of a traceback."""
 WRAPPERS = ("ChildFailedError", "CalledProcessError")
@@ -31,25 +30,14 @@ def last_exception(text: str) -> str:
 def by_rows(text: str, places: Sequence[int]) -> dict[int, str]:
     """The last exception after each number of rows, from where the rows of a console begin."""
     found: dict[int, str] = {}
-    for at, said in exceptions(text):
-        rows = bisect.bisect(places, at)
-        if rows not in found or not said.partition(":")[0].endswith(WRAPPERS):
-            found[rows] = said
-    return found
-
-
-def exceptions(text: str) -> Iterator[tuple[int, str]]:
-    """Where each traceback in a text begins, and its last line."""
     starts = [*_START.finditer(text)]
     for start, after in itertools.zip_longest(starts, starts[1:]):
         lines = text[start.end() : after.start() if after else None][:LONGEST].split("\n")[1:]
         bare = [_BEFORE.sub("", line).rstrip() for line in lines]
-        found = [line for line in bare if line and not line[0].isspace() and _EXCEPTION.match(line)]
-        sure = [line for line in found if _ERROR.match(line)]
-        if known := [line for line in sure if _RAY not in line] or sure or found:
-            yield start.start(), known[0]
-
-
-def rows_of_metrics(text: str) -> list[int]:
-    """Where the rows of a Trainer's console begin."""
-    return [match.start() for match in _METRICS.finditer(text)]
+        likely = [line for line in bare if line and not line[0].isspace() and _EXCEPTION.match(line)]
+        sure = [line for line in likely if _ERROR.match(line)]
+        known = [line for line in sure if _RAY not in line] or sure or likely
+        rows = bisect.bisect(places, start.start())
+        if known and (rows not in found or not known[0].partition(":")[0].endswith(WRAPPERS)):
+            found[rows] = known[0]
+    return found

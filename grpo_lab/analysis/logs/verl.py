@@ -1,19 +1,19 @@
 """verl's console: `step:12 - actor/grad_norm:0.3 - …` between other output, on one line or wrapped."""
 
-import ast
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from grpo_lab.analysis.logs.beside import flat
 from grpo_lab.analysis.logs.table import Table, columns_of, fact
-from grpo_lab.analysis.logs.text import NUMBER, Text
+from grpo_lab.analysis.logs.text import NUMBER, Text, literal
 from grpo_lab.analysis.logs.tracebacks import by_rows
 
 _RECORD = re.compile(r"\bstep:\d+(?: -(?:[ \t]|$)|[ \t]*$)", re.MULTILINE)
 _LINE = re.compile(r"\bstep:\d+ - \S+:.*")
 _PAIR = re.compile(rf"([\w/.@()-]+):(?:np\.\w+\()?({NUMBER})\)?(?= - |\s*$)", re.IGNORECASE)
-_BEGUN = re.compile(r"[\w/.@()-]+(:\S*)?$")
+_BEGUN = re.compile(rf"[\w/.@()-]+(:(np\.\w*\(?)?([-+.\de]*|{NUMBER}|[nai]+)\)?)?$", re.IGNORECASE)
+_METRIC = re.compile(rf" - [\w.@()-]+/\S+:{NUMBER}")
+"""No other output looks like this."""
 _PREFIX = re.compile(r"^(?:\x1b?\[[\d;]*m)*(?:\(\w+ pid=\d+[^)]*\))?(?:\x1b?\[[\d;]*m)*\s*")
 """The prefix of ray before a line of a worker."""
 _CONFIG = re.compile(r"\{'(?:actor_rollout_ref|algorithm|critic|data)': ")
@@ -21,8 +21,6 @@ _OVERRIDE = re.compile(r"(?<!\S)\+{0,2}((?:actor_rollout_ref|algorithm|critic|da
 LONGEST = 2**18
 """Characters of a printed config."""
 ROUNDED = " actor/lr:0.000 "
-LOOKED_AT = 20
-"""Records whose next line is looked at to learn whether records are wrapped."""
 WIDTHS = range(70, 500)
 """Widths at which a terminal cuts a line in the middle of a word."""
 
@@ -47,63 +45,33 @@ def read_verl(text: Text) -> list[Table]:
 
 
 def _unwrapped(text: str) -> str:
-    """The text with each record on one line, however it was wrapped; unchanged if nothing is wrapped."""
-    looked_at = list(_first_lines(text))
-    widths = {len(first) for first, _ in looked_at}
-    width = max(widths, default=0)
-    cut_at = {width, width - 1} if width in WIDTHS and min(widths) >= width - 1 else set()
-    if not any(_continues(first, following, cut_at) for first, following in looked_at):
-        return text
-    done, open_line = [], ""
+    """The text with each record on one line, however it was wrapped."""
+    done, before = [], ""
     for line in text.split("\n"):
-        if open_line and _continues(done[-1], line, cut_at if len(open_line) in cut_at else set()):
-            done[-1] = _joined(done[-1], _PREFIX.sub("", line))
-            open_line = line
+        record = _continued(done[-1].rstrip(), _PREFIX.sub("", line).strip(), len(before)) if before else ""
+        if record:
+            done[-1], before = record, line
         else:
             done.append(line)
-            open_line = line if _RECORD.search(line) else ""
+            before = line if _RECORD.search(line) else ""
     return "\n".join(done)
 
 
-def _first_lines(text: str) -> Iterator[tuple[str, str]]:
-    """The first records' first lines, each with the line after it."""
-    for number, match in enumerate(_RECORD.finditer(text)):
-        if number == LOOKED_AT:
-            return
-        first, _, rest = text[text.rfind("\n", 0, match.start()) + 1 : match.end() + 50_000].partition("\n")
-        yield first, rest.partition("\n")[0]
-
-
-def _continues(record: str, line: str, cut_at: set[int]) -> bool:
-    """Whether a line goes on with a record: with whole metrics, or in the middle of a word where a terminal cut it."""
-    said = _PREFIX.sub("", line).strip()
-    if not said or _RECORD.search(line):
-        return False
-    first, *others = said.removeprefix("- ").removesuffix(" -").split(" - ")
-    if said.startswith("- ") or record.rstrip().endswith(" -"):
-        return all(map(_PAIR.fullmatch, [first, *others][:-1])) and bool(_BEGUN.match([first, *others][-1]))
-    if not others and "/" in first and _PAIR.fullmatch(first):
-        return True
-    sure = any("/" in other and _PAIR.fullmatch(other) for other in others)  # no other output looks like this
-    parts = _joined(record, said).split(" - ")[1:]
-    return (
-        (sure or bool(cut_at))
-        and bool(parts)
-        and all(map(_PAIR.fullmatch, parts[:-1]))
-        and bool(_BEGUN.match(parts[-1]))
-    )
-
-
-def _joined(record: str, said: str) -> str:
-    """A record and the words of its next line, with one " - " between two metrics."""
-    record, said = record.rstrip(), said.rstrip()
-    if record.endswith(" -"):
-        return f"{record} {said.removeprefix('- ')}"
-    if said.startswith("- "):
-        return f"{record} {said}"
+def _continued(record: str, said: str, width: int) -> str:
+    """A record with the next line of it, after one of a width; empty if that line says something else."""
+    if not said or _RECORD.search(said):
+        return ""
     last = record.rpartition(" - ")[2]
-    whole = "/" in said and _PAIR.fullmatch(said) and (_PAIR.fullmatch(last) or _RECORD.search(last))
-    return f"{record} - {said}" if whole else record + said
+    if record.endswith(" -") or said.startswith("- "):
+        joined, added = f"{record.removesuffix(' -')} - {said.removeprefix('- ')}", said.removeprefix("- ")
+    elif "/" in said and _PAIR.fullmatch(said) and (_PAIR.fullmatch(last) or _RECORD.search(last)):
+        joined, added = f"{record} - {said}", said
+    elif width in WIDTHS or _METRIC.search(said):
+        joined, added = record + said, last + said
+    else:
+        return ""
+    *whole, begun = added.removesuffix(" -").split(" - ")
+    return joined if all(map(_PAIR.fullmatch, whole)) and _BEGUN.match(begun) else ""
 
 
 def printed_settings(text: str) -> dict[str, Any]:
@@ -117,7 +85,4 @@ def printed_settings(text: str) -> dict[str, Any]:
         depth += said.count("{") - said.count("}")
         if depth <= 0:
             break
-    try:
-        return flat({**given, **flat(ast.literal_eval(printed or "{}"))})
-    except (ValueError, SyntaxError, RecursionError, MemoryError):  # cut, or other output between its lines
-        return flat(given)
+    return flat({**given, **flat(literal(printed) or {})})
