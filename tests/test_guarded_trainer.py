@@ -14,7 +14,7 @@ from benchmarks.diagnosis.recipes import in_half
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Stepped
-from grpo_lab.hosted.trainers import OVERRIDDEN, Host
+from grpo_lab.hosted.trainers import NEEDS, Host
 from grpo_lab.runs.session import Session
 from tests.hosted import OF_TRL, NanGradient, Seen, equal, trained
 
@@ -480,35 +480,30 @@ def test_what_trl_does_not_show_is_an_error_with_a_way_out(name, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_other_classes_are_refused():
+class Later(trl.GRPOTrainer):
+    """As a version of TRL whose loss is computed in another way."""
+
+
+def test_other_classes_and_other_versions_are_refused(monkeypatch):
     for given, message in (
         (transformers.Trainer, r"Trainer\): it has no _calculate_rewards, .* in TRL 1\.16, .*GuardCallback"),
         (trl.GRPOConfig, "it has no _calculate_rewards"),
-        (SimpleNamespace(**dict.fromkeys(OVERRIDDEN)), "is of type SimpleNamespace: must be a class"),
+        (SimpleNamespace(**dict.fromkeys(NEEDS)), "is of type SimpleNamespace: must be a class"),
     ):
         with pytest.raises(ConfigError, match=message):
             gl.guarded(cast(Any, given))
+    monkeypatch.setattr(trl.GRPOTrainer, "_compute_loss", lambda self, model, inputs: inputs["advantages"])
+    with pytest.raises(ConfigError, match=r"_compute_loss does not use .*old_per_token_logps"):
+        gl.guarded(Later)
 
 
-class OtherLoss(trl.GRPOTrainer):
-    """As a version of TRL whose loss takes no ratio."""
+def test_a_loss_without_a_log_ratio_is_said_and_not_passed_over(tmp_path):
+    class Blind(trl.GRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            return sum(parameter.sum() for parameter in model.parameters())
 
-    def _compute_loss(self, model, inputs):
-        return sum(parameter.sum() for parameter in model.parameters())
-
-
-class OtherRewards(trl.GRPOTrainer):
-    """As a version of TRL that judges in another method."""
-
-    def _generate_and_score_completions(self, inputs):
-        self._calculate_rewards = super()._calculate_rewards
-        return super()._generate_and_score_completions(inputs)
-
-
-@pytest.mark.parametrize(("base", "stage"), [(OtherLoss, "log_ratio"), (OtherRewards, "rewards")])
-def test_a_value_that_another_version_of_trl_passes_by_is_named(tmp_path, base, stage):
-    with pytest.raises(RunError, match=f"TRL showed no {stage}; .* TRL 1.16"):
-        trained(tmp_path, base=base, guards="clamp_log_ratio", steps=1)
+    with pytest.raises(RunError, match="without a log-ratio"):
+        trained(tmp_path, base=Blind, guards="clamp_log_ratio", steps=1)
 
 
 def test_evaluation_is_not_guarded(tmp_path):

@@ -18,7 +18,7 @@ from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Action, Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError, GrpoLabError, unknown
-from grpo_lab.events import Ended, Resumed, Started, Stepped
+from grpo_lab.events import Ended, Event, Resumed, Started, Stepped
 from grpo_lab.runs import run_folder
 from grpo_lab.training import snapshots, step_metrics
 from grpo_lab.training.argument_types import wrong
@@ -76,8 +76,7 @@ class HostedRun:
         """Begin with `step`: a new run, or the one that is there without what it did from `step` on."""
         self.began = True
         before = run_folder.read(self.folder)[1]
-        replaced = [isinstance(e, Ended) or (isinstance(e, Stepped) and e.step >= step) for e in before]
-        kept = [*replaced, True].index(True)
+        kept = next((at for at, event in enumerate(before) if _is_replaced(event, step)), len(before))
         self.append(Resumed(step, kept, "the loop began again") if before else started)
 
     def close(self, end: Ended) -> None:
@@ -93,6 +92,11 @@ def check_folder(folder: Path, over: bool) -> None:
         config, events = run_folder.read(folder)
         if config.run.name != NAME or (events and isinstance(events[-1], Ended) and not over):
             raise run_folder.occupied(folder)
+
+
+def _is_replaced(event: Event, step: int) -> bool:
+    """Whether a run that goes on with `step` replaces this event."""
+    return isinstance(event, Ended) or (isinstance(event, Stepped) and event.step >= step)
 
 
 class Guards:
@@ -128,8 +132,7 @@ class Guards:
         self._ctx: Step | None = None
         self._transaction: RecordedUpdates | None = None
         self._snapshot: dict[str, Any] = {}
-        self.seen: set[str] = set()
-        """The stages whose values the loop has passed so far."""
+        self._seen: set[str] = set()
         self._unseen = dict(self.stages)
         self._run: HostedRun | None = None
         if events:
@@ -178,7 +181,7 @@ class Guards:
             known["scorable"] = torch.ones_like(value, dtype=torch.bool)
         ctx = self._begun()
         ctx.replace(known)
-        self.seen.add(stage)
+        self._seen.add(stage)
         try:
             value = ctx.apply(Stage(stage), value)
         except Refused:
@@ -204,7 +207,7 @@ class Guards:
     def _idle(self) -> str:
         """After the first step, the guards that the loop has shown no value, each with the call that shows it one."""
         stages, self._unseen = self._unseen, {}
-        missed = {name: stage for name, stage in stages.items() if stage not in {*self.seen, *OF_THE_UPDATE}}
+        missed = {name: stage for name, stage in stages.items() if stage not in {*self._seen, *OF_THE_UPDATE}}
         calls = {name: f'call guards.at("{stage}", …) where the loop has that value' for name, stage in missed.items()}
         calls |= {name: UNREAD[name] for name in stages if name in UNREAD}
         return "; ".join(f"{name} has no effect in this loop: {call}" for name, call in calls.items())

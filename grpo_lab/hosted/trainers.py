@@ -5,6 +5,7 @@ A callback sees gradients and weights; the subclass also sees rewards, advantage
 
 from __future__ import annotations
 
+import inspect
 import math
 import statistics
 import sys
@@ -37,15 +38,14 @@ TRIED = "1.16"
 """The version of TRL with which `guarded` is tested."""
 STAGES = (*OF_THE_UPDATE, Stage.REWARDS, Stage.ADVANTAGES, Stage.BATCH, Stage.LOG_RATIO, Stage.KL_DELTA)
 """Stages whose values a guarded trainer has."""
-SHOWN = (Stage.REWARDS, Stage.ADVANTAGES, Stage.BATCH, Stage.LOG_RATIO)
-"""Those of them that every update of TRL uses."""
-OVERRIDDEN = (
-    "_calculate_rewards",
-    "_generate_and_score_completions",
-    "_get_per_token_logps_and_entropies",
-    "_compute_loss",
-)
-"""Methods of TRL's trainer in which a guarded one shows values to its guards."""
+NEEDS = {
+    "_calculate_rewards": "reward_funcs",
+    "_generate_and_score_completions": "_calculate_rewards advantages prompt_ids prompt_mask completion_ids "
+    "completion_mask num_items_in_batch old_per_token_logps ref_per_token_logps",
+    "_get_per_token_logps_and_entropies": "logits_to_keep",
+    "_compute_loss": "_get_per_token_logps_and_entropies old_per_token_logps ref_per_token_logps advantages beta",
+}
+"""Methods of the trainer that are overridden, and the names that each must use."""
 
 
 class GuardCallback(TrainerCallback):
@@ -271,20 +271,38 @@ def guarded(trainer: type) -> Any:
     `guards` are names with settings, as `gl.Guards` takes them. Where all are silent, training is that of the bare
     trainer to the bit.
 
-    It was tried with TRL 1.16. Raises ConfigError for a class that has not the methods of such a trainer;
-    training raises RunError for one of a version that shows guards less.
+    It was tried with TRL 1.16. Raises ConfigError for a class that is not such a trainer, or is that of a version whose
+    methods lack what guards need.
     """
     way_out = "give TRL's GRPOTrainer or a subclass"
     if not isinstance(trainer, type):
         raise wrong("trainer", trainer, "a class", way_out)
-    if lacks := [name for name in OVERRIDDEN if not hasattr(trainer, name)]:
+    if lacks := _lacks(trainer):
         raise ConfigError(
-            f"gl.guarded({trainer.__name__}): it has no {', '.join(lacks)}, so that guards would see nothing there; "
-            f"{way_out}, as in TRL {TRIED}, with which it was tried. For any other Trainer of transformers use "
-            "gl.GuardCallback"
+            f"gl.guarded({trainer.__name__}): {lacks}, so that guards would see nothing there; {way_out}, as in TRL "
+            f"{TRIED}, with which it was tried. For any other Trainer of transformers use gl.GuardCallback"
         )
     name = trainer.__name__
     return type(f"Guarded{name}", (_Guarded, trainer), {"__doc__": f"{name} with guards; see grpo_lab.guarded."})
+
+
+def _lacks(trainer: type) -> str:
+    """The first thing that a class lacks for guards to see its values, in words; empty where it lacks nothing."""
+    for method, words in NEEDS.items():
+        defined = [vars(each)[method] for each in trainer.__mro__ if method in vars(each)]
+        if not defined:
+            return f"it has no {method}"
+        source = "".join(map(_source, defined))
+        if lost := [word for word in words.split() if word not in source]:
+            return f"{method} does not use {', '.join(lost)}"
+    return ""
+
+
+def _source(method: Any) -> str:
+    try:
+        return inspect.getsource(method)
+    except (OSError, TypeError):
+        return ""  # of a class without a file, behind which TRL's own is read
 
 
 class Host(GuardCallback):
@@ -312,19 +330,16 @@ class Host(GuardCallback):
         coefficients = self.begun(given["model"], given["optimizer"], self.trainer.beta).coefficients
         self.beta = known(coefficients, "coefficients").beta
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """See GuardCallback. Raises RunError where TRL has passed a value by: its guards would see nothing."""
-        if unseen := [stage for stage in SHOWN if stage not in self.guards.seen]:
-            raise RunError(f"gl.guarded: TRL showed no {', '.join(unseen)}; it was tried with TRL {TRIED}")
-        super().on_pre_optimizer_step(args, state, control, **given)
-
     def measured(self, state: Any) -> dict[str, float]:
         """The KL of this step, over its micro-batches."""
         return {"kl": statistics.fmean(self.kls)} if self.kls else {}
 
     @contextmanager
     def differences(self, inputs: Mapping[str, Any]) -> Iterator[None]:
-        """Let guards see the log-ratio and the KL's difference while the loss of a micro-batch is computed."""
+        """Let guards see the log-ratio and the KL's difference while the loss of a micro-batch is computed.
+
+        Raises RunError where TRL took no difference of log-probabilities: guards would have seen nothing.
+        """
         seen: dict[Stage, Tensor | None] = {}
         outside = _trained(inputs) == 0
         reference = inputs.get("ref_per_token_logps")
@@ -343,6 +358,8 @@ class Host(GuardCallback):
             yield
         finally:
             self.watch = None
+        if Stage.LOG_RATIO not in seen:
+            raise RunError(f"gl.guarded: TRL computed its loss without a log-ratio; it was tried with TRL {TRIED}")
 
 
 class Watched(Tensor):
