@@ -148,7 +148,7 @@ DISGUISES = {
             lambda step, _, row: f"[2026-03-01 10:{step % 60:02d}:07] INFO - Step {step}: " + _pairs(row, "=", ", ")
         ),
     ),
-    "Epoch:[1/1](3/60), Mean Reward: …": Disguise(
+    "Epoch 1/1, step in brackets, Mean Reward: …": Disguise(
         "log", SPOKEN, _lines(lambda step, last, row: f"Epoch:[1/1]({step}/{last}), " + _pairs(row, ": ", ", "))
     ),
     "rollout 3: {…}": Disguise("log", ROLLOUT, _lines(lambda step, _, row: f"rollout {step}: {row_of(row)}")),
