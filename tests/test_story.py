@@ -53,6 +53,12 @@ def told(language="en", first=1, crash="", **curves):
         ),
         pytest.param({"reward": RISE, "eval__reward": RISE[::-1]}, ["held-out reward fell"], [], id="held out"),
         pytest.param(
+            {"reward": RISE, "eval__reward": [0.2, 0.6, 0.5] * 40},
+            ["held-out reward rose 0.2 → 0.5"],
+            ["fell"],
+            id="held out, below its best value",
+        ),
+        pytest.param(
             {"reward": LEVEL, "grad_norm": np.where(np.arange(120) == 30, 1e6, 1.0)},
             ["reached 1e+06 in step 31"],
             [],

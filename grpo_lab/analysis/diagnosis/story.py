@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ class Part(NamedTuple):
     """A part of the sentence: a message diagnosis.story.<key> of data/locale with its values."""
 
     key: str
-    values: dict[str, Any] = {}  # noqa: RUF012  (never changed)
+    values: Mapping[str, Any] = MappingProxyType({})
 
     def said(self, language: str) -> str:
         values = {name: number(value) if isinstance(value, float) else value for name, value in self.values.items()}
@@ -116,12 +117,12 @@ def _companions(log: Log, since: int | None) -> Iterator[Part]:
 
 
 def _held_out(log: Log) -> Iterator[Part]:
-    """The held-out reward, which few rows have: from its best value down, or from its first one up."""
+    """The held-out reward, which few rows have: from its best value down if half the gain is lost, or up."""
     values = _finite(log.metrics.get("eval/reward", pd.Series(dtype=np.float64))).to_numpy(np.float64)
     if len(values) < 2:
         return
     first, best, last = float(values[0]), float(values.max()), float(values[-1])
-    if best - last > max(LEAST_HELD_OUT * abs(best), 0.01):
+    if best - last > max(LEAST_HELD_OUT * abs(best), 0.5 * (best - first), 0.01):
         yield Part("held_out_down", {"first": best, "last": last})
     elif last - first > max(LEAST_HELD_OUT * abs(first), 0.01):
         yield Part("held_out_up", {"first": first, "last": last})
