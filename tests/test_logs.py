@@ -269,6 +269,10 @@ def test_an_unread_column_is_offered_and_may_be_given(write):
         logs.read(write("other.log", text.replace("loss", "bar").replace("kl", "baz")))
     with pytest.raises(LogError, match="no column 'fo' for kl/exact; columns that were not read: my_rew_x, foo"):
         logs.read(path, {"kl/exact": "fo"})
+    with pytest.raises(LogError, match="no column 'fo' for kl; columns"):  # though the log has a KL
+        logs.read(path, {"kl": "fo"})
+    with pytest.raises(LogError, match="no column 'y' for reward"):
+        diagnose([{"x": 0.1}, {"x": 0.2}], {"reward": "y"})
     with pytest.raises(LogError, match="unknown metric 'rewards'; did you mean 'reward'"):
         logs.read(path, {"rewards": "foo"})
 

@@ -62,19 +62,18 @@ def story(log: Log, language: str) -> str:
     main, since = _of_reward(log)
     told = [part.said(language) for part in _companions(log, since)]
     end = [part.said(language) for part in _end(log, main)]
-    joined = messages.text_in(language, "diagnosis.comma").join(told)
     said = main.said(language)
     if told:
+        joined = messages.text_in(language, "diagnosis.comma").join(told)
         said = messages.text_in(language, "diagnosis.story.with", said=said, told=joined)
     return "".join([said, *end]) + messages.text_in(language, "diagnosis.stop")
 
 
 def _of_reward(log: Log) -> tuple[Part, int | None]:
     """The course of the reward, and the step from which on it fell; None if it did not."""
-    curve = log.metrics.get("reward")
-    if curve is None or not len(curve):
+    if "reward" not in log.metrics:
         return Part("no_reward" if log.metrics else "no_metric"), None
-    curve = _finite(curve)
+    curve = _finite(log, "reward")
     values, steps = curve.to_numpy(np.float64), curve.index.to_numpy(np.int64).tolist()
     if not len(values):
         return Part("reward_nan"), None
@@ -87,9 +86,8 @@ def _of_reward(log: Log) -> tuple[Part, int | None]:
         return Part("same", {"level": found.first}), None
     if found.kind == "fell":
         rose = found.top - found.first > found.sure
-        levels = {"begin": found.first, "top": found.top, "peak": steps[found.peak], "last": found.last}
-        since = steps[found.left]
-        return Part("rose_and_fell" if rose else "fell", {**levels, "step": since}), since
+        told = {"begin": found.first, "top": found.top, "peak": steps[found.peak], "last": found.last}
+        return Part("rose_and_fell" if rose else "fell", told | {"step": steps[found.left]}), steps[found.left]
     if found.kind == "dipped":
         return Part("dipped", {**ends, "low": found.dip, "step": steps[found.dip_place]}), None
     if found.first >= HIGH and float(values.max()) <= 1 + 1e-6:
@@ -110,7 +108,7 @@ def _companions(log: Log, since: int | None) -> Iterator[Part]:
         if last >= 0.5:
             yield Part("cut_throughout" if first >= 0.5 else "into_the_limit", {"share": f"{last:.0%}"})
     yield from _held_out(log)
-    norm = _finite(log.metrics.get("grad_norm", pd.Series(dtype=np.float64)))
+    norm = _finite(log, "grad_norm")
     if len(norm) and norm.max() > max(50 * norm.median(), METRICS["grad_norm"].high):
         yield Part("norm_peak", {"peak": float(norm.max()), "step": int(norm.index[norm.argmax()])})
     yield from _not_finite(log)
@@ -118,7 +116,7 @@ def _companions(log: Log, since: int | None) -> Iterator[Part]:
 
 def _held_out(log: Log) -> Iterator[Part]:
     """The held-out reward, which few rows have: from its best value down if half the gain is lost, or up."""
-    values = _finite(log.metrics.get("eval/reward", pd.Series(dtype=np.float64))).to_numpy(np.float64)
+    values = _finite(log, "eval/reward").to_numpy(np.float64)
     if len(values) < 2:
         return
     first, best, last = float(values[0]), float(values.max()), float(values[-1])
@@ -128,18 +126,19 @@ def _held_out(log: Log) -> Iterator[Part]:
         yield Part("held_out_up", {"first": first, "last": last})
 
 
-def _finite(curve: pd.Series) -> pd.Series:
+def _finite(log: Log, name: str) -> pd.Series:
+    curve = log.metrics.get(name, pd.Series(dtype=np.float64))
     return curve.loc[np.isfinite(curve.to_numpy(np.float64))]
 
 
 def _ends(log: Log, name: str, since: int | None) -> tuple[float, float, float] | None:
     """The levels of a curve before a step and at the end, or at both ends, and the least sure difference."""
-    curve = _finite(log.metrics.get(name, pd.Series(dtype=np.float64)))
+    curve = _finite(log, name)
     found = course(curve.to_numpy(np.float64))
     if found is None:
         return None
-    before = curve.loc[curve.index < since] if since is not None else curve
-    first = float(before.iloc[-5:].median()) if since is not None and len(before) else found.first
+    before = curve.loc[curve.index < since] if since is not None else curve.iloc[:0]
+    first = float(before.iloc[-5:].median()) if len(before) else found.first
     return first, found.last, found.sure
 
 

@@ -61,8 +61,6 @@ SINCE: dict[str, Callable[[Curve], float]] = {
 """For each `since` of a symptom, the number of which the values are the differences."""
 ENDS = "ends"
 """The state of a curve that is logged no more while others are."""
-FROM_THE_FIRST = ("first", "nearly always")
-"""Each `when` of a symptom that needs the run's first step."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ class Symptom:
             return None
         steps, values = series.index.to_numpy(), series.to_numpy(np.float64)
         late = log.begins_late or (len(steps) == 1 and steps[0] > 1)  # TRL and verl count from 1
-        if late and self.when in FROM_THE_FIRST:
+        if late and self.when in ("first", "nearly always"):
             return Unknown(self.metric, fact("begins_at", step=int(steps[0])))
         if self.when == "first" and log.updates_a_row > 1:
             return Unknown(self.metric, fact("mean_of_updates", updates=log.updates_a_row))

@@ -4,7 +4,7 @@ From a run folder only metrics and settings are read: no verdict, no guard or fa
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,11 @@ def read_runs(path: str | Path, metrics: Mapping[str, str] | None = None) -> lis
     """
     path = Path(path)
     try:
-        with given(metrics or {}):
+        with given(metrics or {}) as there:
             found = _with_files_beside(_log_in(path) if path.is_dir() else path)
     except OSError as error:
         raise LogError(f"{path} cannot be read: {error.strerror or error}; give a log file or its folder") from error
-    for metric, name in (metrics or {}).items():
-        if not any(metric in log.metrics for log in found):
-            known = ", ".join(found[-1].unread) or "none"
-            raise LogError(f"{path} has no column {name!r} for {metric}; columns that were not read: {known}")
+    _check_given(metrics, there, found[-1])
     return found
 
 
@@ -77,19 +74,28 @@ def from_dicts(found: Iterable[Mapping[str, Any]], metrics: Mapping[str, str] | 
     for row in rows:
         if not isinstance(row, Mapping):
             raise LogError(f"a row is a {type(row).__name__}; give dictionaries with names and values, one a step")
-    with given(metrics or {}):
-        return _of_columns(columns_of(rows))
+    return _of_columns(columns_of(rows), metrics)
 
 
 def from_frame(frame: pd.DataFrame, metrics: Mapping[str, str] | None = None) -> Log:
     """The metrics in a pandas DataFrame, one row a step; the step is a column, the index, or the number of the row."""
-    with given(metrics or {}):
-        return _of_columns(without_blank_rows(columns_of_frame(frame)))
+    return _of_columns(without_blank_rows(columns_of_frame(frame)), metrics)
 
 
-def _of_columns(columns: Columns) -> Log:
+def _of_columns(columns: Columns, metrics: Mapping[str, str] | None) -> Log:
     """The log in a table; of several runs the last, if their steps tell them apart."""
-    return runs_in(Table(columns, "table", one_run=not any(name in columns for name in STEP_NAMES)))[-1]
+    with given(metrics or {}) as there:
+        log = runs_in(Table(columns, "table", one_run=not any(name in columns for name in STEP_NAMES)))[-1]
+    _check_given(metrics, there, log)
+    return log
+
+
+def _check_given(metrics: Mapping[str, str] | None, there: Collection[str], log: Log) -> None:
+    """Raise LogError for a name that was given for a metric and is not in the log."""
+    for metric, name in (metrics or {}).items():
+        if name not in there:
+            left = ", ".join(log.unread) or "none"
+            raise LogError(f"the log has no column {name!r} for {metric}; columns that were not read: {left}")
 
 
 def from_events(events: Iterable[Event]) -> Log:
@@ -146,16 +152,11 @@ def _with_files_beside(path: Path) -> list[Log]:
         logs[-1] = replace(logs[-1], crash=logs[-1].crash or beside.crash_beside(path))
     elif not any(len(log.steps) or log.crash for log in logs):
         raise LogError(_no_metric(path, logs[0].unread, logs[0].format_in_words()))
-    filtered = found.get("logging_nan_inf_filter", True) is not False
-    return [
-        replace(
-            log,
-            settings={**found, **log.settings},
-            notes=(*log.notes, *notes),
-            hides_nan=log.hides_nan and filtered,
-        )
-        for log in logs
-    ]
+    filtered, runs = found.get("logging_nan_inf_filter", True) is not False, []
+    for log in logs:
+        told, hidden = (*log.notes, *notes), log.hides_nan and filtered
+        runs.append(replace(log, settings={**found, **log.settings}, notes=told, hides_nan=hidden))
+    return runs
 
 
 def _exports(folder: Path) -> list[Table]:

@@ -56,8 +56,7 @@ _SUMMARY = "train_runtime"
 MOST = 5000
 """Lines in which names are looked for."""
 FEW = 4
-"""Rows of which half, where so few are there, tell no counter."""
-OF_TRAINER = ("loss", "learning_rate", "epoch")
+"""With fewer rows a counter must stand in more than half of them."""
 NEAR = 2000
 """Characters after a start in which transformers says that it goes on from a checkpoint."""
 
@@ -97,10 +96,11 @@ def read_console(text: Text) -> list[Table]:
             values = [{"step": step, **row} for step, row in zip(steps, values, strict=True)]
         elif not _by_epochs(values):
             notes.append(fact("counted_by", steps=text.logging_steps) if text.logging_steps > 1 else fact("counted"))
-    begun = [match.end() for match in _START.finditer(said)]
-    starts = [at for at in begun if not _RESUMED.search(said, at, at + NEAR)]
+    starts = [at.end() for at in _START.finditer(said) if not _RESUMED.search(said, at.end(), at.end() + NEAR)]
     names = {name for row in rows for name in row.values}
-    of_trainer = sum(row.alone for row in rows) > len(rows) / 2 and not names.isdisjoint(OF_TRAINER)
+    of_trainer = sum(row.alone for row in rows) > len(rows) / 2 and not names.isdisjoint(
+        ("loss", "learning_rate", "epoch")
+    )
     return [
         Table(
             columns_of(values),

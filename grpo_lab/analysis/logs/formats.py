@@ -63,8 +63,7 @@ def tables_in_html(text: str) -> list[str]:
         rows = [_CELL.findall(row) for row in _ROW.findall(table)]
         cells = [[" ".join(html.unescape(_TAG.sub("", cell)).split()) for cell in row] for row in rows if row]
         if len(cells) > 1 and len(cells[0]) > 1:
-            width = len(cells[0])
-            found.append("\n".join("\t".join(row[:width]) for row in cells) + "\n")
+            found.append("\n".join("\t".join(row[: len(cells[0])]) for row in cells) + "\n")
     return found
 
 

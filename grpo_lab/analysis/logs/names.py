@@ -36,7 +36,8 @@ _USELESS = re.compile(_NAMES["unread"]["useless"])
 _NEAR = {metric: re.compile(words) for metric, words in _NAMES["near"].items()}
 MEASURED = frozenset((*_NAMES["near"], "reward_std", HELD_OUT))
 """Measures of a step; settings as learning_rate and beta are printed elsewhere too."""
-_GIVEN: ContextVar[Mapping[str, str]] = ContextVar("given")
+_GIVEN: ContextVar[tuple[Mapping[str, str], set[str]]] = ContextVar("given", default=({}, set()))
+"""The names that are given for metrics, and those of them that the log has."""
 
 
 class Meaning(NamedTuple):
@@ -47,14 +48,15 @@ class Meaning(NamedTuple):
 
 
 @contextmanager
-def given(names: Mapping[str, str]) -> Iterator[None]:
-    """Read the log's names that are given for metrics. Raises LogError for an unknown metric."""
+def given(names: Mapping[str, str]) -> Iterator[set[str]]:
+    """Read the log's names that are given for metrics; of these the log has those yielded. LogError for no metric."""
     for metric in names:
         if metric not in METRICS:
             raise unknown("metric", metric, METRICS, LogError)
-    token = _GIVEN.set(names)
+    there: set[str] = set()
+    token = _GIVEN.set((names, there))
     try:
-        yield
+        yield there
     finally:
         _GIVEN.reset(token)
 
@@ -123,7 +125,9 @@ def choose(names: Iterable[str], source: str = "") -> dict[str, str]:
         if found and not (cumulative and found.metric == CUMULATIVE):
             known = best.get(found.metric)
             best[found.metric] = known if known and known[0] <= found.rank else (found.rank, name)
-    asked = {metric: name for metric, name in _GIVEN.get({}).items() if name in logged.values()}
+    wanted, there = _GIVEN.get()
+    asked = {metric: name for metric, name in wanted.items() if name in logged.values()}
+    there.update(asked.values())
     chosen = {metric: name for metric, (_, name) in best.items() if name not in asked.values()} | asked
     # TRL's names are as long, as in reward/std; an objective of ours has a KL and a reward.
     objectives = [name.removeprefix("kl/") for name in logged if name.startswith("kl/") and name not in METRICS]

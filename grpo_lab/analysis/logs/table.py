@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -269,10 +270,7 @@ def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> 
     may_be = near(names, chosen)
     if names and (may_be or not source):
         said = ", ".join(names[:MOST_UNREAD]) + " …" * (len(names) > MOST_UNREAD)
-        offered = ", ".join(
-            f"--metric {metric}={name!r}" if " " in name else f"--metric {metric}={name}"
-            for metric, name in may_be.items()
-        )
+        offered = ", ".join(f"--metric {metric}={quote(name)}" for metric, name in may_be.items())
         yield fact("unread_near", names=said, offered=offered) if offered else fact("unread", names=said)
 
 
