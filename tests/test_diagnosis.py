@@ -548,6 +548,28 @@ def test_recorded_runs_are_diagnosed_blind(name, trained):
     assert name in CAUSES[diagnose(trained(name).directory).verdict].scenarios
 
 
+@pytest.mark.parametrize(
+    ("rows", "verdict"),
+    [
+        ([{"step": 1, "reward": 0.3, "frac_reward_zero_std": 0.2, "kl": 0.0, "grad_norm": 0.0}], "gradient-lost"),
+        ([{"step": n, "kl": 0.001, "loss": 0.1, "grad_norm": 2e9} for n in (1, 28)], "lost-unscale"),
+        ([{"step": 59, "kl": math.nan, "loss": math.nan, "grad_norm": math.nan}], "not-enough"),
+        ([{"step": n, "reward": [0.2, 0.6, 0.4][n % 3], "kl": 0.01} for n in range(12)], "not-enough"),
+    ],
+    ids=["a norm of 0", "a norm of billions", "the end of a run", "a flat reward in few steps"],
+)
+def test_few_rows_tell_what_they_can(rows, verdict):
+    assert diagnose(rows).verdict == verdict
+
+
+def test_a_huge_norm_beside_a_kl_that_stays_points_to_the_old_logprobs():
+    norms = [2000.0 if n % 5 == 4 else 20.0 for n in range(30)]
+    rows = [{"step": n, "reward": 0.3 + n % 3 / 1000, "kl": 0.002, "grad_norm": norms[n]} for n in range(30)]
+    moved = [{**row, "kl": row["step"] / 100} for row in rows]
+    suspects = [[each.name for each in diagnose(log).findings[0].suspects] for log in (rows, moved)]
+    assert suspects[0][0] == "old-logprobs" and "old-logprobs" not in suspects[1]
+
+
 def test_a_healthy_run_raises_nothing(tmp_path):
     config = catalog.preset("stable").with_("run.num_steps=8", "run.seed=1234", "run.threads=1", "data.num_prompts=8")
     Session(config, tmp_path / "run").run()

@@ -27,7 +27,7 @@ def told(language="en", first=1, crash="", **curves):
     ("curves", "said", "not_said"),
     [
         pytest.param({"reward": LEVEL}, ["no clear change beyond its noise"], ["→ 0.8", "recover"], id="flat"),
-        pytest.param({"reward": RISE}, ["0.1", "→ 0.7"], ["recover", "noise"], id="rises"),
+        pytest.param({"reward": RISE}, ["rose 0.1", "→ 0.7"], ["recover", "noise"], id="rises"),
         pytest.param({"reward": FALL}, ["0.1", "0.5", "from step 9", "did not recover"], ["dip"], id="rises and falls"),
         pytest.param({"reward": DIP}, ["dip to 0.0", "about step", "recovered"], ["not recover"], id="a dip"),
         pytest.param({"reward": 0.95 + NOISE / 10}, ["high from the start"], ["noise"], id="solved"),
@@ -64,6 +64,11 @@ def told(language="en", first=1, crash="", **curves):
             [],
             id="one norm",
         ),
+        pytest.param(
+            {"reward": LEVEL, "grad_norm": [2e9] * 120}, ["is about 2e+09 throughout"], ["reached"], id="every norm"
+        ),
+        pytest.param({"reward": LEVEL, "frac_reward_zero_std": [1.0] * 120}, ["in no group"], [], id="no spread"),
+        pytest.param({"reward": [0.5] * 120, "frac_reward_zero_std": [1.0] * 120}, [], ["group"], id="all the same"),
     ],
 )
 def test_the_course_of_the_reward_and_what_moved_with_it(curves, said, not_said):

@@ -115,6 +115,10 @@ def _lacking(log: Log, seen: Sightings) -> list[Fact]:
     lacks = [fact("few_steps", steps=len(log.steps), least=ENOUGH_STEPS)] if len(log.steps) < ENOUGH_STEPS else []
     if "reward" not in log.metrics:
         lacks.append(fact("lacks", metric="reward"))
+    elif not any(isinstance(seen[each], Seen) for each in ("reward_up", "reward_high_first")):
+        least = known_symptoms()["reward_flat"].steps
+        if least / 2 <= len(log.steps) < least:
+            lacks.append(fact("no_trend", steps=len(log.steps), least=least))
     if not isinstance(seen["reward_up"], Seen) and sum(name in log.metrics for name in MECHANISM) < 2:
         lacks.append(fact("lacks_two", metrics=", ".join(MECHANISM)))
     if isinstance(seen["crash_sampling"], Seen):

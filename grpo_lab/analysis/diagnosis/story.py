@@ -18,6 +18,8 @@ NAMED = 3
 """Curves that are named together; of more the number is told."""
 HIGH = 0.85
 """A mean reward of at most 1 that begins here is solved from the start."""
+NO_SPREAD, HUGE = 0.999, 1e4
+"""The share of groups without spread, and the gradient norm, that are told where every row has more."""
 LEAST_HELD_OUT = 0.15
 """The relative change of a held-out reward that is told."""
 COMPANIONS = {
@@ -60,7 +62,7 @@ def story(log: Log, language: str) -> str:
     'Reward 0.8 → 0 from step 11: entropy rose 0.6 → 3; it did not recover.'
     """
     main, since = _of_reward(log)
-    told = [part.said(language) for part in _companions(log, since)]
+    told = [part.said(language) for part in _companions(log, main, since)]
     end = [part.said(language) for part in _end(log, main)]
     said = main.said(language)
     if told:
@@ -95,7 +97,7 @@ def _of_reward(log: Log) -> tuple[Part, int | None]:
     return Part(found.kind, ends), None
 
 
-def _companions(log: Log, since: int | None) -> Iterator[Part]:
+def _companions(log: Log, main: Part, since: int | None) -> Iterator[Part]:
     """What moved with the reward: before and after its fall, or from the first steps to the last."""
     for name, (up, down, least) in COMPANIONS.items():
         if (ends := _ends(log, name, since)) is None:
@@ -108,7 +110,12 @@ def _companions(log: Log, since: int | None) -> Iterator[Part]:
         if last >= 0.5:
             yield Part("cut_throughout" if first >= 0.5 else "into_the_limit", {"share": f"{last:.0%}"})
     yield from _held_out(log)
+    zero = _finite(log, "frac_reward_zero_std")
+    if len(zero) > 1 and zero.min() > NO_SPREAD and main.key != "same":
+        yield Part("no_spread")
     norm = _finite(log, "grad_norm")
+    if len(norm) and norm.min() > HUGE:
+        yield Part("norm_huge", {"level": float(norm.median())})
     if len(norm) and norm.max() > max(50 * norm.median(), METRICS["grad_norm"].high):
         yield Part("norm_peak", {"peak": float(norm.max()), "step": int(norm.index[norm.argmax()])})
     yield from _not_finite(log)

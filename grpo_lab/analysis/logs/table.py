@@ -261,8 +261,15 @@ def log_of(table: Table) -> Log:
         functions={name: _last_of_each_step(series) for name, series in functions.items()},
         name=table.name,
         unread=left,
-        begins_late=len(counts) > 1 and bool(counts[0] != 1 and counts[0] > 2 * np.median(np.diff(counts))),
+        begins_late=_begins_late(counts),
     )
+
+
+def _begins_late(steps: NDArray[np.int64]) -> bool:
+    """Whether rows before the first are missing: it is no first step, and no row of a log of every 5th step or so."""
+    if len(steps) == 1:
+        return bool(steps[0] > 2 and steps[0] % 5)
+    return len(steps) > 1 and bool(steps[0] != 1 and steps[0] > 2 * np.median(np.diff(steps)))
 
 
 def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> Iterator[Fact]:
