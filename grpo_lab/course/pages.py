@@ -68,7 +68,7 @@ def _page(folder: Path, _: tuple[bytes, ...]) -> LabPage:
         exercises, questions = tree.pop("exercises"), tree.pop("questions")
         for name in checks:
             if name not in exercises:
-                raise DataError(f"exercise {name!r} has a check and no texts; add [exercises.{name}]")
+                raise DataError(f"{CHECKS} has a check {name!r}: delete it there, or add [exercises.{name}]")
         return LabPage(
             folder.name,
             **tree,

@@ -60,7 +60,7 @@ def test_the_guide_to_grading_counts_exercises_and_points():
         ("minutes = 25", "minutes = 'twenty'", "the page: minutes = 'twenty': must be of type int"),
         ('summary = "', 'sumary = "', "unknown key of the page 'sumary'; did you mean 'summary'"),
         ('title = "Read a run"', "", "exercise 'reading' has no 'title'"),
-        ("[exercises.learning_rate]", "[exercises.rate]", "exercise 'learning_rate' has a check and no texts"),
+        ("[exercises.learning_rate]", "[exercises.rate]", "checks.py has a check 'learning_rate': delete it there"),
         ('letters = "abcd"\n', "", "unknown key of exercise 'guess' 'outcome'"),
         ('letters = "abcd"\n', 'words = 5\nletters = "abcd"\n', "exercise 'guess' has 2 checks; it needs exactly one"),
         (

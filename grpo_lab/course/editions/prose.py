@@ -105,15 +105,15 @@ def differences(cell: Any, said: Any) -> Iterator[str]:
 
 
 def unlike(text: str, said: str) -> Iterator[str]:
-    """Numbers, code, formulas and links that only one of two texts has.
+    """Numbers, code, formulas and links that a text and its translation do not have equally often.
 
     >>> list(unlike("`x` is 1.5", "`x` 是 1.6"))
-    ["number '1.5' is missing in the other language", "number '1.6' is in the other language alone"]
+    ["number '1.5': 1 in English, 0 in the translation", "number '1.6': 0 in English, 1 in the translation"]
     """
     for what, pattern in _FACTS.items():
         mine, others = Counter(pattern.findall(text)), Counter(pattern.findall(said))
-        yield from (f"{what} {each!r} is missing in the other language" for each in mine - others)
-        yield from (f"{what} {each!r} is in the other language alone" for each in others - mine)
+        for each in (mine - others) | (others - mine):
+            yield f"{what} {each!r}: {mine[each]} in English, {others[each]} in the translation"
         text, said = pattern.sub(" ", text), pattern.sub(" ", said)
 
 
