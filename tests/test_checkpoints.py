@@ -90,6 +90,7 @@ CASES = {
     "cosine, a refused step": ("optimizer.schedule=cosine", "faults.nan_gradient.at_step=1"),
     "adaptive guards": ("guards.adaptive_learning_rate=on", "guards.adaptive_beta=on", "guards.skip_outliers=on"),
     "adapters": ("lora.r=2",),
+    "a sampler with old weights": ("model.sampler_weights=start", "loss.beta=0"),
     "snapshots every two steps": ("run.snapshot_every=2",),
     "both stages": ("run.stages=sft,grpo", "sft.data=dual", "sft.num_steps=2", "sft.batch_size=4"),
 }

@@ -71,6 +71,7 @@ DUAL = catalog.preset("dual").with_("run.threads=1", "run.num_steps=2", "run.sta
     [
         (SMOKE, ()),
         (SMOKE, ("model.precision=bf16_pure", "loss.beta=0")),
+        (SMOKE, ("model.sampler_weights=start", "loss.beta=0")),
         (SMOKE, ("lora.r=4", "lora.reference=adapters_on", "run.snapshot_every=5")),
         (DUAL, ("objectives.F.num_prompts=2", "objectives.H.num_prompts=2")),
     ],

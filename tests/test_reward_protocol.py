@@ -181,7 +181,7 @@ def test_a_conversation_is_trained_as_its_text():
     assert seen[0] in [each.prompt for each in CHATS]
 
 
-@pytest.mark.parametrize("name", ["exact_match", "brief_answer", "honest_answer", "counting_judge"])
+@pytest.mark.parametrize("name", ["exact_match", "brief_answer", "honest_answer", "two_digit_format", "counting_judge"])
 def test_built_in_functions_read_conversations(name):
     function = rewards.load(name)
     texts = ["1", "?", "7"]

@@ -113,7 +113,8 @@ def test_alone_it_shows_what_its_file_expects(name):
     found = gl.first_break(run.steps)
     assert (found.link if found else "") == expect.first_break
     for metric, value in expect.metrics.items():
-        assert of_run(metric) in METRICS
+        functions = gl.scenario(name).config().data.rewards
+        assert of_run(metric) in METRICS or metric in [f"rewards/{each}/mean" for each in functions]
         assert run.reached(metric, value), (metric, value)
 
 
@@ -264,6 +265,22 @@ def test_only_the_objective_whose_temperature_is_ignored_shows_a_gap():
     steps = alone("dual-temperature-ignored", to_the_end=True).steps
     gaps = ("sampling/sampling_logp_difference/mean/F", "sampling/sampling_logp_difference/mean/H")
     assert all(step.metrics[gaps[0]] < 0.001 < 0.3 < step.metrics[gaps[1]] for step in steps)
+
+
+def test_samples_of_old_weights_know_nothing_of_the_updates():
+    name, gap = "sampler-keeps-old-weights", "sampling/sampling_logp_difference/mean"
+    fast = alone(name, to_the_end=True).steps[:5]
+    slow = attempt(gl.scenario(name), SEED, "optimizer.learning_rate=*0.5", steps=5).steps
+    assert [step.samples for step in fast] == [step.samples for step in slow]
+    assert [step.metrics["reward"] for step in fast] == [step.metrics["reward"] for step in slow]
+    assert fast[0].metrics[gap] < 1e-5 and fast[4].metrics[gap] > slow[4].metrics[gap] > 0.05
+
+
+def test_the_reward_for_a_format_rises_while_right_answers_fall():
+    steps = alone("format-reward", to_the_end=True).steps
+    reward, right = ([step.metrics[name] for step in steps] for name in ("reward", "rewards/exact_match/mean"))
+    assert statistics.fmean(reward[-10:]) > 1.2 * statistics.fmean(reward[:5])
+    assert statistics.fmean(right[-10:]) < statistics.fmean(right[:5])
 
 
 def test_a_corrupt_sample_spikes_one_step_while_the_reward_shows_nothing():

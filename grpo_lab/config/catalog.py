@@ -174,6 +174,7 @@ def scenario(name: str) -> Scenario:
     found = build(Scenario, given, where)
     config = found.config()
     of_each = [of_objective(metric, each.name) for each in config.objectives for metric in METRICS]
+    of_each += [f"rewards/{name}/mean" for name in config.data.rewards]
     _check_names((*found.expect.metrics, *found.expect.below), [*METRICS, *of_each], "metric in [expect]")
     trial = config.merged(found.trial)
     for overrides in (*found.cures, *found.decoys, *(heal.change for heal in found.heals)):

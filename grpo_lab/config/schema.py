@@ -68,6 +68,11 @@ class Config(Settings):
             )
         if "sft" in self.run.stages and not self.sft.data:
             raise ConfigError("run.stages has sft, and sft.data names no file; give sft.data=FILE.jsonl")
+        if self.model.sampler_weights == "start" and self.lora.reference == "adapters_on":
+            raise ConfigError(
+                "model.sampler_weights = 'start' with lora.reference = 'adapters_on': that reference has the current "
+                "weights, so nothing would be old; show one mistake at a time"
+            )
         self._check_processes()
 
     def _check_processes(self) -> None:

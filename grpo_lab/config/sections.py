@@ -75,6 +75,9 @@ class ModelConfig(Settings):
     """`bf16`/`fp16`: fp32 weights under autocast (fp16 with loss scaling). `*_pure`: the weights themselves."""
     prompt_pass: Annotated[str, OneOf("shared", "plain")] = "shared"
     """`shared` runs a prompt once for several completions in its row; `plain` repeats it for every completion."""
+    sampler_weights: Annotated[str, OneOf("current", "start")] = "current"
+    """Weights that completions are sampled from: the policy's `current` ones, or, a mistake, those of the `start` of
+    GRPO, as in an inference engine that no update reaches. The trainer then computes old log-probabilities itself."""
 
 
 @dataclass(frozen=True)

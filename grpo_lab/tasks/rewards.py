@@ -63,6 +63,17 @@ def honest_answer(
     return [None if r is None else 0.0 if is_open else 2 * r - 1 for r, is_open in zip(right, left_open, strict=True)]
 
 
+def two_digit_format(prompts: Sequence[Prompt], completions: Sequence[Prompt], **columns: Any) -> list[float]:
+    """1 for a completion of two digits and nothing else, right or wrong, else 0.
+
+    Half of the answers of `addition` have this format, so that where it pays as much as `exact_match`, it wins.
+
+    >>> two_digit_format(["50+49=", "50+50=", "50+50="], ["98", "100", "99."])
+    [1.0, 0.0, 0.0]
+    """
+    return [float(re.fullmatch("[0-9]{2}", text_of(completion)) is not None) for completion in completions]
+
+
 class CountingJudge:
     """Takes one point off for a wrong answer, after counting up to the number that is given, 100 a second.
 
@@ -89,6 +100,7 @@ INSTANT: dict[str, Reward] = {
     "exact_match": exact_match,
     "brief_answer": brief_answer,
     "honest_answer": honest_answer,
+    "two_digit_format": two_digit_format,
 }
 """Reward functions that answer at once; they are called directly even where there is a pool."""
 REWARDS: dict[str, Reward] = {**INSTANT, "counting_judge": CountingJudge}

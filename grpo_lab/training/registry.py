@@ -126,10 +126,12 @@ def combination(config: Config) -> Combination:
 
 
 def needs_reference(config: Config) -> bool:
-    """Whether the loss compares the policy with a reference model, as a log-ratio of a user's file may."""
+    """Whether the loss compares the policy with a reference model, as a log-ratio of a user's file may, or the
+    sampler keeps its weights."""
     loss = config.loss
     penalised = any(objective.beta > 0 for objective in resolve(config))
-    return penalised or loss.log_ratio == "reference" or user_code.is_own(loss.log_ratio)
+    sampled = config.model.sampler_weights == "start"
+    return sampled or penalised or loss.log_ratio == "reference" or user_code.is_own(loss.log_ratio)
 
 
 def without_effect(config: Config) -> list[str]:

@@ -205,8 +205,17 @@ class Filters(ConfiguredTrainer):
         return distribution(ctx.sampling, ids, mask, self.num_generations, self.policy.config.vocab_size)
 
 
+class OldWeights(ConfiguredTrainer):
+    """Completions are sampled from the weights of the start, those of the reference (`model.sampler_weights`)."""
+
+    def sample(self, ctx: Context, prompts: Prompts) -> Batch:
+        assert self.reference is not None
+        with self.reference:
+            return super().sample(ctx, prompts)
+
+
 class OtherSampler(ConfiguredTrainer):
-    """Compute old log-probabilities by a pass where the sampler's own differ: in half precision, after filters.
+    """Compute old log-probabilities by a pass where the sampler's own differ: half precision, filters, old weights.
 
     On CUDA the kernels that sample are not those that train: the first step of a stage measures the gap.
     """
@@ -214,7 +223,10 @@ class OtherSampler(ConfiguredTrainer):
     def old_logprobs(self, ctx: Context, batch: Batch) -> Tensor:
         assert isinstance(ctx, Step)
         device = self.policy.device
-        same = PRECISIONS[self.config.model.precision].exact(device) and is_plain(ctx.sampling)
+        model = self.config.model
+        same = (
+            PRECISIONS[model.precision].exact(device) and is_plain(ctx.sampling) and model.sampler_weights == "current"
+        )
         if same and (device.type != "cuda" or ctx.index != ctx.stage_began):
             return batch.sampling_logprobs
         old = self.all_logprobs(ctx, batch, "old")
@@ -258,6 +270,7 @@ def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[t
     """The variants that a config asks for, from the outermost, which calls the next one by `super()`."""
     loss, precision = config.loss, PRECISIONS[config.model.precision]
     filtered = bool(config.objectives) or Stage.SAMPLING in interventions or not is_plain(config.sampling)
+    old = config.model.sampler_weights == "start"
     asked: dict[type[ConfiguredTrainer], bool] = {
         OtherMask: loss.completion_mask != "position",
         PaidKL: loss.kl_place == "reward",
@@ -266,7 +279,8 @@ def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[t
         Forks: policy_loss.has_forks(loss),
         EntropyBonus: bool(loss.entropy_coef),
         Filters: filtered,
-        OtherSampler: filtered or policy.device.type != "cpu" or not precision.exact(policy.device),
+        OldWeights: old,
+        OtherSampler: old or filtered or policy.device.type != "cpu" or not precision.exact(policy.device),
         Streams: config.run.streams > 1 and config.run.processes == 1,
         HalfPrecision: precision.autocast is not None,
         LargeVocabulary: policy.config.vocab_size * AT_ONCE > large_vocabulary.CHUNK,

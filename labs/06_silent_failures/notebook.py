@@ -2,13 +2,13 @@
 # # Lab 6. Silent failures
 #
 # In the earlier labs something exploded. Here nothing explodes: every number is finite, no guard acts, and the run
-# learns nothing or the wrong thing. The best-known case is a log that shows `KL = 0.000` for hours. You cause seven
+# learns nothing or the wrong thing. The best-known case is a log that shows `KL = 0.000` for hours. You cause nine
 # such failures, learn which column of the log reveals each one, and write the three pieces of code that prevent most of
 # them.
 
 # %% [markdown] tags=["instructor"]
 # **Minutes.** Recording and prediction 7, the three loops 5, accumulation 10, mask 8, mismatch 6, the table and `which`
-# 12, questions 2. If time is short, do `which` together at the board, column by column.
+# 12, recent reports 6, questions 2. If time is short, do `which` together at the board, column by column.
 #
 # **Say.** "A guard cannot see these failures. A guard asks whether a number is too large, and here no number is too
 # large." And: "Test your accumulation with *unequal* micro-batches. With equal ones nearly every bug passes."
@@ -19,6 +19,7 @@
 #   the last micro-batch.
 # - *A step inside the loop freezes the model.* The model moves once per micro-batch, and faster than it should.
 # - *The ratio shows a mismatch.* It compares two passes of the trainer. Neither pass includes the sampler.
+# - *A flat reward means that nothing is trained.* Here the weights move in every step; the sampler never gets them.
 # - *Equal rewards are always harmless.* Here nothing moves. In an earlier version of this trainer AdamW turned a
 #   rounding error into a step of nearly ordinary length.
 
@@ -256,7 +257,76 @@ which = lab.answer("which").which
 # the same for logs of TRL and verl, with more causes. Neither can see `overwrite`: only a test of the code can, such as
 # the check of your loop above.
 #
-# ## 6. Try other settings
+# ## 6. Three reports of 2025 and 2026
+#
+# **Old weights.** An inference engine samples, a trainer updates, and after each step the new weights must travel from
+# one to the other. Users of several frameworks found that they did not: a sleep mode dropped them, adapters were not
+# loaded, the synchronisation failed without an error, or a resume began with the base model. The next cells train two
+# such runs, one at half the learning rate. In both, the trainer computes `old_logprobs` itself. First predict which
+# column shows the failure:
+
+# %%
+# %%exercise old_weights
+# The sampler keeps the weights of the start. Which column of the log shows it?
+#   a  The ratio: it moves away from 1.
+#   b  The reward of the samples: it falls.
+#   c  The gap between sampler and trainer: it is 0 in the first step, and grows.
+#   d  The gradient norm: it is 0, because the samples are old.
+# BEGIN SOLUTION
+answer = "c"
+# END SOLUTION
+
+# %%
+old = gl.scenario("sampler-keeps-old-weights").config().with_("run.num_steps=8")
+rows = ["reward", "ratio/max", "grad_norm", gap[0]]
+tables = {}
+for name, rate in (("old-weights", "*1"), ("half-the-rate", "*0.5")):
+    run = lab.run(old.with_(f"optimizer.learning_rate={rate}"), name)
+    tables[name] = run.records[rows]
+pd.concat(tables, axis=1).round(4)
+
+# %% [markdown]
+# Compare the two columns `reward`: they are equal to the last digit, although one run learns at half the rate. The
+# samples do not depend on the updates, so this reward says nothing about the policy. It stays near its first value for
+# ever, while the policy moves away without being sampled. The ratio is 1, because the trainer computes both of its
+# passes. Only the gap shows the failure. It is 0 in the first step: a wrong temperature has a gap there already.
+#
+# **A reward for the format.** Two reward functions are added up: 1 for the right answer, 2 for a completion of two
+# digits. The author looked at a few examples, and their answers had two digits. Half of the answers have three. What
+# happens to the total reward, and what to the right answers?
+
+# %% tags=["slow"]
+run = lab.run(gl.scenario("format-reward").config(), "format")
+rows = ["reward", "rewards/two_digit_format/mean", "rewards/exact_match/mean"]
+first, last = run.records[rows].head(5).mean(), run.records[rows].tail(5).mean()
+pd.DataFrame({"first 5 steps": first, "last 5 steps": last}).round(2)
+
+# %% [markdown]
+# The total rises, as in a run that learns. Right answers become fewer within forty steps: a wrong answer of two digits
+# gets 2, a right one of three digits gets 1. So log each reward function by itself. The held-out reward is no help, if it is the
+# same sum.
+#
+# **A ratio without its 1/length.** GSPO gives a whole completion one ratio: exp of the *mean* log-ratio of its tokens.
+# Some implementations forgot to divide by the length. Here every token has become 1 % likelier (a log-ratio of 0.01):
+
+# %%
+import torch
+from grpo_lab.algorithm.surrogates import sequence_level
+
+ratios = {}
+for length in (4, 40, 400, 2000):
+    log_ratio = torch.full((1, length), 0.01)
+    mask = torch.ones(1, length, dtype=torch.bool)
+    levels = (sequence_level(log_ratio, mask, divided)[0, 0] for divided in (True, False))
+    ratios[length] = [f"{float(level.exp()):.3g}" for level in levels]
+pd.DataFrame(ratios, index=["mean", "sum"])
+
+# %% [markdown]
+# With the mean, the ratio does not depend on the length. With the sum, 2,000 tokens make it 485,000,000, and a policy
+# that finds each token 1 % less likely gets the inverse of that. Then almost every completion is outside of a clip
+# range of 0.2. Completions of three or four tokens, as in this lab, never show it. So test a loss with long ones.
+#
+# ## 7. Try other settings
 #
 # Keep the run with the right accumulation in the plot and change one thing. Watch norm, KL and ratio:
 #
@@ -280,7 +350,7 @@ await panel.run()
 # `clamp_log_ratio` were all tried (they are decoys of the scenario `accumulation-step-inside`).
 
 # %% [markdown]
-# ## 7. Ask yourself
+# ## 8. Ask yourself
 
 # %%
 lab.questions()
