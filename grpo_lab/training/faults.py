@@ -10,7 +10,9 @@ from grpo_lab.config.fields import AtLeast, Between
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.messages import Sentence
+from grpo_lab.models.precision import large_activations
 from grpo_lab.training.interventions import AtOneStep, Intervention, Outcome, Step, known, registered
+from grpo_lab.training.passes import plain_pass
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,49 @@ class UnscoredAsZero(Intervention):
         reason = Sentence("{} of {} completions that could not be scored get 0", missing, value.numel())
         everything = {"scorable": torch.ones_like(scorable)}
         return Outcome(value.masked_fill(~scorable, 0.0), Verdict.CHANGED, reason, everything)
+
+
+@dataclass(frozen=True)
+class PaddedPositions(Intervention):
+    """Counts positions from the first column of padding in every pass except sampling.
+
+    GPT-2 does so when it is called with padding on the left and without `position_ids`. All passes of the trainer agree,
+    so that the ratio is 1.
+    """
+
+    name = "padded_positions"
+    stage = Stage.LOGITS
+
+    more: Annotated[int, AtLeast(0)] = 0
+    """Columns of padding before the longest prompt, as in a trainer that pads to a fixed width."""
+
+    def __call__(self, value: Tensor, step: Step) -> Outcome:
+        if step.note == "sampling":
+            return Outcome(value)
+        logits, _ = plain_pass(step.policy, known(step.batch, "batch"), self.more)
+        return Outcome(logits, Verdict.CHANGED, Sentence("positions count the padding and {} columns more", self.more))
+
+
+@dataclass(frozen=True)
+class LargeActivations(Intervention):
+    """Multiplies what enters the last product of each MLP, and divides what leaves it, in every pass except sampling.
+
+    The model is the same function in fp32 and bf16. In fp16 a product above 65504 is inf: so do models that were
+    trained in bf16 and have large activations.
+    """
+
+    name = "large_activations"
+    stage = Stage.LOGITS
+
+    factor: Annotated[float, Between(0)] = 16384.0
+    """A power of 2, so that nothing else is rounded."""
+
+    def __call__(self, value: Tensor, step: Step) -> Outcome:
+        if step.note == "sampling":
+            return Outcome(value)
+        with large_activations(step.policy, self.factor):
+            logits, _ = plain_pass(step.policy, known(step.batch, "batch"))
+        return Outcome(logits, Verdict.CHANGED, Sentence("activations of the MLPs x {:g}", self.factor))
 
 
 FAULTS = registered(globals())

@@ -114,6 +114,21 @@ class OtherMask(ConfiguredTrainer):
         return mask
 
 
+class MicroBatchMean(ConfiguredTrainer):
+    """The loss of a micro-batch is the mean over its own tokens (`loss.accumulation=micro_batch_mean`), times the mask.
+
+    Where the mask leaves none of them, the mean is 0 / 0, and NaN in the gradient of every weight.
+    """
+
+    def trained_tokens(self, ctx: Context, batch: Batch) -> Tensor:
+        return batch.completion_mask  # log-probabilities of all tokens, since the loss multiplies by the mask later
+
+    def weigh(self, ctx: Context, batch: Batch) -> Batch:
+        parts = [*super().weigh(ctx, batch).split(self.micro_batch_prompts)]
+        masks = [self.formulas.completion_mask(part, self.pad).float() for part in parts]
+        return replace(batch, weights=torch.cat([mask / mask.sum() / len(parts) for mask in masks]))
+
+
 class OtherAccumulation(ConfiguredTrainer):
     """Gradients of micro-batches are put together in a wrong way that users have reported (`loss.accumulation`)."""
 
@@ -259,6 +274,7 @@ def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[t
     loss, precision = config.loss, PRECISIONS[config.model.precision]
     filtered = bool(config.objectives) or Stage.SAMPLING in interventions or not is_plain(config.sampling)
     asked: dict[type[ConfiguredTrainer], bool] = {
+        MicroBatchMean: loss.accumulation == "micro_batch_mean",
         OtherMask: loss.completion_mask != "position",
         PaidKL: loss.kl_place == "reward",
         DynamicSampling: loss.dynamic_sampling > 0,
