@@ -1,10 +1,6 @@
 """The five precisions of a run, and fp16 matrix products on a CPU, which are summed in fp32 and rounded once."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,23 +72,3 @@ def fuse_gelu(model: nn.Module) -> None:
         for name, child in module.named_children():
             if type(child).__name__ == "NewGELUActivation":  # its module imports for seconds
                 setattr(module, name, nn.GELU(approximate="tanh"))
-
-
-@contextmanager
-def large_activations(model: Any, factor: float) -> Iterator[None]:
-    """Within it, what enters the last product of each MLP is `factor` times as large, and its result divided by that."""
-    ends = (".c_proj", ".down_proj")
-    last = [module for name, module in model.named_modules() if ".mlp." in name and name.endswith(ends)]
-    hooks = [each.register_forward_pre_hook(lambda _, args: (args[0] * factor,)) for each in last]
-    hooks += [each.register_forward_hook(partial(_divided, factor)) for each in last]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _divided(factor: float, module: nn.Module, args: Any, result: Tensor) -> Tensor:
-    """A product's result divided by the factor, but for its bias."""
-    bias = getattr(module, "bias", None)
-    return result / factor if bias is None else (result - bias) / factor + bias

@@ -13,20 +13,14 @@ from grpo_lab.core.packing import visible
 from grpo_lab.errors import ConfigError, ModelError
 
 
-def plain_pass(model: Any, batch: Batch, padding: int | None = None) -> tuple[Tensor, Head]:
-    """The usual way: every prompt is repeated for each completion, and the model itself makes the logits.
-
-    With `padding`, positions wrongly count the columns of padding before a prompt, and so many more.
-    """
+def plain_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
+    """The usual way: every prompt is repeated for each completion, and the model itself makes the logits."""
     prompt_mask = batch.prompt_mask[batch.group]
     mask = torch.cat([prompt_mask, prompt_mask.new_ones(batch.completions.shape)], dim=1)
-    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    if padding is not None:
-        positions = torch.arange(mask.shape[1], device=mask.device).expand_as(mask) + padding
     output = model(
         input_ids=torch.cat([batch.prompt_ids[batch.group], batch.completions], dim=1),
         attention_mask=visible(mask),
-        position_ids=positions,
+        position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
         use_cache=False,
         logits_to_keep=batch.completions.shape[1] + 1,
     )

@@ -115,18 +115,17 @@ class OtherMask(ConfiguredTrainer):
 
 
 class MicroBatchMean(ConfiguredTrainer):
-    """The loss of a micro-batch is the mean over its own tokens (`loss.accumulation=micro_batch_mean`), times the mask.
-
-    Where the mask leaves none of them, the mean is 0 / 0, and NaN in the gradient of every weight.
-    """
+    """A micro-batch's losses are multiplied by the mask, and divided by its sum (`loss.aggregation=micro_batch`)."""
 
     def trained_tokens(self, ctx: Context, batch: Batch) -> Tensor:
-        return batch.completion_mask  # log-probabilities of all tokens, since the loss multiplies by the mask later
+        return batch.completion_mask
 
     def weigh(self, ctx: Context, batch: Batch) -> Batch:
-        parts = [*super().weigh(ctx, batch).split(self.micro_batch_prompts)]
-        masks = [self.formulas.completion_mask(part, self.pad).float() for part in parts]
-        return replace(batch, weights=torch.cat([mask / mask.sum() / len(parts) for mask in masks]))
+        self.aggregation = "token"  # of the whole batch; then each micro-batch takes an equal share
+        batch = super().weigh(ctx, batch)
+        masks = [self.formulas.completion_mask(part, self.pad) for part in batch.split(self.micro_batch_prompts)]
+        own = torch.cat([mask / mask.sum() / len(masks) for mask in masks])  # without a token, 0 / 0
+        return replace(batch, weights=own * known(batch.weights, "weights").sum())
 
 
 class OtherAccumulation(ConfiguredTrainer):
@@ -274,7 +273,7 @@ def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[t
     loss, precision = config.loss, PRECISIONS[config.model.precision]
     filtered = bool(config.objectives) or Stage.SAMPLING in interventions or not is_plain(config.sampling)
     asked: dict[type[ConfiguredTrainer], bool] = {
-        MicroBatchMean: loss.accumulation == "micro_batch_mean",
+        MicroBatchMean: loss.aggregation == "micro_batch",
         OtherMask: loss.completion_mask != "position",
         PaidKL: loss.kl_place == "reward",
         DynamicSampling: loss.dynamic_sampling > 0,

@@ -68,11 +68,6 @@ def zero_after_backward(loss: Tensor, optimizer: Optimizer) -> None:
     optimizer.zero_grad(set_to_none=False)
 
 
-def add_own_means(loss: Tensor, optimizer: Optimizer) -> None:
-    """Add the gradient of a micro-batch's loss (), the mean over its own tokens (`MicroBatchMean` in variants.py)."""
-    loss.backward()
-
-
 def reference_with_adapters_on(policy: Any) -> AbstractContextManager[None]:
     """A block that leaves a policy's adapters on: its reference is the policy, and the KL is 0 whatever was learned."""
     return nullcontext()
@@ -88,12 +83,7 @@ FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
     "kl_estimator": {"k3_exp": k3_exp},
     "advantage_scale": {"group_naive": naive_group_advantages},
     "completion_mask": {"all": mask_everything, "not_pad": mask_by_token},
-    "accumulation": {
-        "overwrite": overwrite_gradients,
-        "step_inside": step_inside,
-        "zeroed": zero_after_backward,
-        "micro_batch_mean": add_own_means,
-    },
+    "accumulation": {"overwrite": overwrite_gradients, "step_inside": step_inside, "zeroed": zero_after_backward},
 }
 """By the setting of `loss` that selects one, then by name."""
 COMBINATIONS = {"overwrite": Combination(all_with_prompts, keep_last)}
