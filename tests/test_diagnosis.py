@@ -81,7 +81,11 @@ SET = {
     "group-of-one": {"num_generations": 1},
 }
 """Causes that settings alone show."""
-ALSO = {"reward-scale": {"lost-unscale"}, "noise-from-the-start": {"reward-constant"}}
+ALSO = {
+    "reward-scale": {"lost-unscale"},
+    "noise-from-the-start": {"reward-constant"},
+    "forward-nan": {"nan-logprob"},
+}
 """What may be named after the cause. Everywhere else one failure is named and no other."""
 
 

@@ -24,10 +24,12 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.core.loss import clipped_surrogate
 from grpo_lab.errors import GrpoLabError
+from grpo_lab.models import loading
 from grpo_lab.training import observers
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS, finite_rows
 from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step
+from grpo_lab.training.passes import plain_pass
 from grpo_lab.training.registry import arrange, carry_over
 from grpo_lab.training.snapshots import Snapshots
 from tests.steps import step_of
@@ -286,6 +288,8 @@ FAULTY: dict[str, Callable[[], Any]] = {
     "stale_batch": make_batch,
     "nan_reward": lambda: torch.rand(4, 4, generator=torch.Generator().manual_seed(0)),
     "unscored_as_zero": lambda: tensor([[-1.0, 9.0], [-1.0, -1.0]]),
+    "padded_positions": lambda: torch.zeros(4, 3, 258),
+    "large_activations": lambda: torch.zeros(4, 3, 258),
 }
 COLD = SamplingConfig(temperature=0.5)
 NEEDS: dict[str, dict[str, Any]] = {
@@ -294,6 +298,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "unscored_as_zero": {"scorable": tensor([[True, False], [True, True]])},
 }
 """What a step must be like for a fault to act."""
+PASSES_ANEW = ["padded_positions", "large_activations"]
+"""Faults that compute the logits of a pass once more."""
 ONE_PLACE = ["corrupt_sample", "nan_gradient", "nan_reward", "shift_kl_delta", "shift_log_ratio"]
 """Faults that change one element in one step."""
 
@@ -456,9 +462,16 @@ def test_dropout_is_on_and_drawn_by_seed_and_step():
         assert first not in (drawn(2), drawn(1, seed=1))
 
 
+def passing(index: int = 1) -> Step:
+    """A step of the tiny model in its differentiable pass; the first of its prompts has a column of padding."""
+    batch = make_batch(prompt_mask=tensor([[0, 1], [1, 1]]))
+    return make_step(index, loading.load("tiny", "fp32")[0].eval(), batch=batch, note="current")
+
+
 @pytest.mark.parametrize("name", sorted(set(FAULTS) - {"dropout_on"}))
 def test_a_fault_is_seen_and_leaves_the_chance_of_the_run_alone(name, monkeypatch):
-    value, step, fault = FAULTY[name](), make_step(index=1, **NEEDS.get(name, {})), FAULTS[name]()
+    step = passing() if name in PASSES_ANEW else make_step(index=1, **NEEDS.get(name, {}))
+    value, fault = FAULTY[name](), FAULTS[name]()
     if name == "stale_batch":
         fault(value, step)  # the first batch has none before it
     before = state_of_chance()
@@ -520,6 +533,35 @@ def test_a_filter_spares_the_sampler_and_keeps_the_likeliest():
         assert kept.isfinite().sum() == 3 and kept[0, 0, -3:].isfinite().all()
     two_passes = kept.log_softmax(-1)[0, 0, 0] - kept.log_softmax(-1)[0, 0, 0]
     assert two_passes.isnan()
+
+
+def test_padded_positions_are_those_of_a_call_without_position_ids():
+    step, fault = passing(), FAULTS["padded_positions"]
+    batch, value = step.batch, FAULTY["padded_positions"]()
+    ids = torch.cat([batch.prompt_ids[batch.group], batch.completions], dim=1)
+    mask = torch.cat([batch.prompt_mask[batch.group], torch.ones(4, 3, dtype=torch.long)], dim=1)
+    bare = step.policy(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, 1:-1]
+    right, _ = plain_pass(step.policy, batch)
+    wrong, farther = fault()(value, step).value, fault(more=3)(value, step).value  # type: ignore[call-arg]
+    assert torch.allclose(wrong, bare, atol=1e-4) and torch.equal(wrong[2:], right[2:]), (
+        "nothing pads the second prompt"
+    )
+    assert (wrong - right)[:2].abs().amin(dim=0).max() > 0.1 and (farther - right)[2:].abs().max() > 0.1
+    assert torch.equal(plain_pass(step.policy, batch)[0], right), "the policy is as it was"
+    assert fault()(value, make_step(1, note="sampling")).value is value
+
+
+def test_large_activations_overflow_in_fp16_alone():
+    step, fault = passing(), FAULTS["large_activations"]()
+    right, _ = plain_pass(step.policy, step.batch)
+    assert torch.allclose(fault(right, step).value, right, atol=1e-4)
+    for dtype, finite in ((torch.bfloat16, True), (torch.float16, False)):
+        with torch.autocast("cpu", dtype=dtype):
+            usual, large = plain_pass(step.policy, step.batch)[0], fault(right, step).value
+        assert usual.isfinite().all() and bool(large.isfinite().all()) is finite
+        assert not finite or torch.allclose(large.float(), right, atol=0.3)
+    assert torch.equal(plain_pass(step.policy, step.batch)[0], right), "the policy is as it was"
+    assert fault(right, make_step(1, note="sampling")).value is right
 
 
 def test_a_stale_batch_is_as_old_as_asked():

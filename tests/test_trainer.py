@@ -178,6 +178,27 @@ def every_third_unscorable(completions, **_):
     return [None if row % 3 == 1 else len(text) / 2 + row % 2 for row, text in enumerate(completions)]
 
 
+def test_a_mean_of_micro_batches_weighs_each_the_same_and_is_nan_where_one_has_no_token(run, fault):
+    """The mean over all tokens weighs a micro-batch by its tokens, and one without a token is 0 in it."""
+    found = []
+    cause = fault(Stage.LOSS, lambda loss, step: found.append((step.batch, loss.detach())))
+    own = ("loss.aggregation=micro_batch", "data.micro_batch_prompts=1", "run.num_steps=1", cause)
+    run(*own)
+    for batch, _ in found:
+        (weight,) = batch.weights[batch.completion_mask].unique()
+        assert float(weight) == pytest.approx(1 / len(found) / int(batch.completion_mask.sum()))
+    assert len(found) > 1 and len({int(batch.completion_mask.sum()) for batch, _ in found}) > 1
+    found.clear()
+    masked = ("loss.completion_mask=not_truncated", "sampling.max_completion_length=3", "data.num_prompts=8")
+    done = run(*own, *masked)
+    empty = [not batch.ended.any() for batch, _ in found]
+    assert [bool(loss.isnan()) for _, loss in found] == empty and any(empty) and not all(empty)
+    assert math.isnan(done.metric("grad_norm")[0])
+    found.clear()
+    done = run(*own, *masked, "loss.aggregation=token")
+    assert all(loss.isfinite() for _, loss in found) and math.isfinite(done.metric("grad_norm")[0])
+
+
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant", "sum"])
 def test_micro_batches_add_up_to_the_gradient_of_the_batch(run, seen, aggregation):
     switches, kept = seen

@@ -163,9 +163,10 @@ class LossConfig(Settings):
     """Upper bound of that weight; none for no bound."""
     importance_sampling_clip_min: Annotated[float | None, AtLeast(0)] = None
     """Lower bound of that weight; none for no bound."""
-    aggregation: Annotated[str, OneOf("token", "sequence", "constant", "sum")] = "token"
+    aggregation: Annotated[str, OneOf("token", "sequence", "constant", "sum", "micro_batch")] = "token"
     """Mean over tokens, mean over completions of their means, the sum divided by the number of completions times
-    `sampling.max_completion_length`, or the mean over completions of their sums."""
+    `sampling.max_completion_length`, or the mean over completions of their sums. A wrong way, `micro_batch`, takes the
+    mean over the tokens of each micro-batch, and of those means: 0 / 0 where the mask leaves none."""
     advantage_scale: str = "group"
     """How rewards become advantages: minus the mean of the group, divided by the standard deviation of the `group`, of
     the `batch`, or by nothing (`none`); minus the mean of the group's others (`leave_one_out`); minus the mean of the

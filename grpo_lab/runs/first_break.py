@@ -68,6 +68,8 @@ def _cause(note: LinkNote, seen: Notes) -> str:
         key = "ratio"
     elif link == "loss" and _finite(seen, "kl_delta") and seen["kl_delta"].magnitude > 11:
         key = "kl-estimate"
+    elif link == "loss" and math.isnan(note.magnitude) and _finite(seen, "advantages", "log_ratio", "ratio"):
+        key = "mean-of-nothing"
     elif link == "weights" and _finite(seen, "gradients"):
         facts = seen["moments"].facts if "moments" in seen else {}
         key = "adamw" if facts.get("adam_eps_in_weights_dtype", 1.0) else "adamw-zero-over-zero"

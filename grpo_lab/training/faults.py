@@ -1,5 +1,6 @@
 """Faults: each harms a value at one stage of the step, the counterpart of the guard that cures it."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.messages import Sentence
 from grpo_lab.training.interventions import AtOneStep, Intervention, Outcome, Step, known, registered
+from grpo_lab.training.passes import plain_pass
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,55 @@ class UnscoredAsZero(Intervention):
         reason = Sentence("{} of {} completions that could not be scored get 0", missing, value.numel())
         everything = {"scorable": torch.ones_like(scorable)}
         return Outcome(value.masked_fill(~scorable, 0.0), Verdict.CHANGED, reason, everything)
+
+
+@dataclass(frozen=True)
+class PaddedPositions(Intervention):
+    """Counts positions from the first column of padding in all passes but sampling, as GPT-2 without `position_ids`."""
+
+    name = "padded_positions"
+    stage = Stage.LOGITS
+
+    more: Annotated[int, AtLeast(0)] = 0
+    """Columns of padding before the longest prompt, as in a trainer that pads to a fixed width."""
+
+    def __call__(self, value: Tensor, step: Step) -> Outcome:
+        if step.note == "sampling":
+            return Outcome(value)
+        with step.policy.register_forward_pre_hook(self.count, with_kwargs=True):
+            logits, _ = plain_pass(step.policy, known(step.batch, "batch"))
+        return Outcome(logits, Verdict.CHANGED, Sentence("positions count the padding and {} columns more", self.more))
+
+    def count(self, policy: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The arguments of a pass with wrong positions."""
+        right = given["position_ids"]
+        return args, {**given, "position_ids": torch.arange(right.shape[1], device=right.device)[None] + self.more}
+
+
+@dataclass(frozen=True)
+class LargeActivations(Intervention):
+    """Makes what enters the last product of each MLP large, in fp16 inf, and divides the result: the same function."""
+
+    name = "large_activations"
+    stage = Stage.LOGITS
+
+    factor: Annotated[float, Between(0)] = 65536.0
+    """A power of 2 changes no other rounding."""
+
+    def __call__(self, value: Tensor, step: Step) -> Outcome:
+        if step.note == "sampling":
+            return Outcome(value)
+        with ExitStack() as hooks:
+            for name, module in step.policy.named_modules():
+                if name.endswith(("mlp.c_proj", "mlp.down_proj")):
+                    hooks.enter_context(module.register_forward_hook(self.multiply))
+            logits, _ = plain_pass(step.policy, known(step.batch, "batch"))
+        return Outcome(logits, Verdict.CHANGED, Sentence("activations of the MLPs x {:g}", self.factor))
+
+    def multiply(self, module: Any, args: tuple[Tensor], result: Tensor) -> Tensor:
+        """The result of a product by way of larger numbers; its bias, which zeros give, is not divided."""
+        bias = module.forward(torch.zeros_like(args[0]))
+        return (module.forward(args[0] * self.factor) - bias) / self.factor + bias
 
 
 FAULTS = registered(globals())

@@ -114,6 +114,20 @@ class OtherMask(ConfiguredTrainer):
         return mask
 
 
+class MicroBatchMean(ConfiguredTrainer):
+    """A micro-batch's losses are multiplied by the mask, and divided by its sum (`loss.aggregation=micro_batch`)."""
+
+    def trained_tokens(self, ctx: Context, batch: Batch) -> Tensor:
+        return batch.completion_mask
+
+    def weigh(self, ctx: Context, batch: Batch) -> Batch:
+        self.aggregation = "token"  # of the whole batch; then each micro-batch takes an equal share
+        batch = super().weigh(ctx, batch)
+        masks = [self.formulas.completion_mask(part, self.pad) for part in batch.split(self.micro_batch_prompts)]
+        own = torch.cat([mask / mask.sum() / len(masks) for mask in masks])  # without a token, 0 / 0
+        return replace(batch, weights=own * known(batch.weights, "weights").sum())
+
+
 class OtherAccumulation(ConfiguredTrainer):
     """Gradients of micro-batches are put together in a wrong way that users have reported (`loss.accumulation`)."""
 
@@ -272,6 +286,7 @@ def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[t
     filtered = bool(config.objectives) or Stage.SAMPLING in interventions or not is_plain(config.sampling)
     old = config.model.sampler_weights == "start"
     asked: dict[type[ConfiguredTrainer], bool] = {
+        MicroBatchMean: loss.aggregation == "micro_batch",
         OtherMask: loss.completion_mask != "position",
         PaidKL: loss.kl_place == "reward",
         DynamicSampling: loss.dynamic_sampling > 0,
