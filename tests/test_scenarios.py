@@ -108,13 +108,15 @@ def fails_at(name) -> int:
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in NAMES])
 def test_alone_it_shows_what_its_file_expects(name):
     expect, run = gl.scenario(name).expect, alone(name)
-    assert expect.crash or expect.metrics, "a scenario without a symptom shows nothing"
+    assert expect.crash or expect.metrics or expect.falls, "a scenario without a symptom shows nothing"
     assert run.operator == expect.crash and run.shown
     found = gl.first_break(run.steps)
     assert (found.link if found else "") == expect.first_break
     for metric, value in expect.metrics.items():
         assert of_run(metric) in METRICS
         assert run.reached(metric, value), (metric, value)
+    for metric, value in expect.falls.items():
+        assert min(step.metrics[metric] for step in run.steps) <= value < run.steps[0].metrics[metric], (metric, value)
 
 
 @pytest.mark.parametrize(
