@@ -137,6 +137,15 @@ def test_the_kl_is_paid_by_the_reward_and_not_again_in_the_loss(name):
     assert with_kl.metrics["kl"] > 0
 
 
+def test_a_subtracted_kl_lowers_the_loss_by_what_the_penalty_adds():
+    """KL and its gradient are 0 in the first step, so that the second one has the same batch and the same KL."""
+    settings = [small("loss.beta=1", f"loss.kl_place={place}") for place in ("loss", "subtracted")]
+    right, wrong = (steps(config)[1].metrics for config in settings)
+    assert right["kl"] > 1e-4 and wrong["kl"] == pytest.approx(right["kl"], rel=1e-3)
+    assert right["loss"] - wrong["loss"] == pytest.approx(2 * right["kl"], rel=1e-3)
+    assert wrong["beta"] == 1, "adaptive_beta and the log see the weight that is set"
+
+
 def test_only_forks_are_trained():
     entropy, mask = torch.rand(6, 9, generator=torch.Generator().manual_seed(0)), torch.ones(6, 9).bool()
     mask[0] = False

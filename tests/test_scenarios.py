@@ -108,7 +108,7 @@ def fails_at(name) -> int:
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in NAMES])
 def test_alone_it_shows_what_its_file_expects(name):
     expect, run = gl.scenario(name).expect, alone(name)
-    assert expect.crash or expect.metrics, "a scenario without a symptom shows nothing"
+    assert expect.crash or expect.metrics or expect.falls, "a scenario without a symptom shows nothing"
     assert run.operator == expect.crash and run.shown
     found = gl.first_break(run.steps)
     assert (found.link if found else "") == expect.first_break
@@ -116,6 +116,8 @@ def test_alone_it_shows_what_its_file_expects(name):
         functions = gl.scenario(name).config().data.rewards
         assert of_run(metric) in METRICS or metric in [f"rewards/{each}/mean" for each in functions]
         assert run.reached(metric, value), (metric, value)
+    for metric, value in expect.falls.items():
+        assert min(step.metrics[metric] for step in run.steps) <= value < run.steps[0].metrics[metric], (metric, value)
 
 
 @pytest.mark.parametrize(

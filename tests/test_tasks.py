@@ -21,6 +21,14 @@ def write(tmp_path, text):
     return path
 
 
+def test_a_limit_keeps_a_few_training_problems_and_all_held_out_ones():
+    whole = tasks.addition()
+    few = whole.limited(4)
+    assert len({problem.prompt for problem in few.batch(1, 0, 4) + few.batch(2, 9, 4)}) == len(few.train) == 4
+    assert all(problem in whole.train for problem in few.train) and few.held_out == whole.held_out
+    assert whole.limited(0) is whole is whole.limited(len(whole.train))
+
+
 def test_a_batch_depends_on_seed_and_step_only():
     late = prompts(0, [5])
     tasks._permutation.cache_clear()

@@ -111,4 +111,4 @@ def unused(loss: Mapping[str, Any]) -> dict[str, str]:
     found = dict.fromkeys(sorted(parts.difference(USED_BY.get(surrogate, parts))), f"loss.surrogate={surrogate}")
     if loss.get("beta", 1) == 0:
         return found | {"beta": "loss.beta=0", "kl": "loss.beta=0"}
-    return found | ({"kl": f"loss.kl_place={paid}"} if paid != "loss" else {})
+    return found | ({"kl": f"loss.kl_place={paid}"} if paid == "reward" else {})

@@ -50,6 +50,8 @@ class Expectation(Settings):
     """The first link that is not finite, if there is one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics that reach at least this value in some step."""
+    falls: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that fall to this value in some step."""
     below: Mapping[str, float] = field(default_factory=dict)
     """Metrics that stay below this value in every step."""
 
@@ -69,8 +71,9 @@ class Expectation(Settings):
         if self.crash:
             return operator == self.crash
         reached = all(any(step.get(name, -math.inf) >= value for step in steps) for name, value in self.metrics.items())
+        fallen = all(any(step.get(name, math.inf) <= value for step in steps) for name, value in self.falls.items())
         low = all(all(step.get(name, -math.inf) < value for step in steps) for name, value in self.below.items())
-        return reached and low
+        return reached and fallen and low
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,8 @@ def scenario(name: str) -> Scenario:
     config = found.config()
     of_each = [of_objective(metric, each.name) for each in config.objectives for metric in METRICS]
     of_each += [f"rewards/{name}/mean" for name in config.data.rewards]
-    _check_names((*found.expect.metrics, *found.expect.below), [*METRICS, *of_each], "metric in [expect]")
+    expected = (*found.expect.metrics, *found.expect.falls, *found.expect.below)
+    _check_names(expected, [*METRICS, *of_each], "metric in [expect]")
     trial = config.merged(found.trial)
     for overrides in (*found.cures, *found.decoys, *(heal.change for heal in found.heals)):
         trial.with_(*overrides)

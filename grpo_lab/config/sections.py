@@ -86,6 +86,8 @@ class DataConfig(Settings):
 
     tasks: str = "addition"
     """A built-in task, as `addition`, `reviews` or `capitals`, or a JSON-lines file with a `prompt` on every line."""
+    train_max_samples: Annotated[int, AtLeast(0)] = 0
+    """Training problems that are kept of each task; 0 for all. Held-out problems stay."""
     rewards: tuple[str, ...] = ("exact_match",)
     """Reward functions, summed: built-in names or `file.py:name`, with TRL's signature."""
     reward_weights: tuple[float, ...] = ()
@@ -178,8 +180,9 @@ class LossConfig(Settings):
     (batch, gamma) -> batch."""
     gamma: Annotated[float, AtLeast(0, 1)] = 1.0
     """Of `reward_to_go`: the discount of a reward that comes one token later."""
-    kl_place: Annotated[str, OneOf("loss", "reward")] = "loss"
-    """Where the KL penalty is paid: in the `loss`, by kl_estimator, or in the `reward`: beta times k1 of each token."""
+    kl_place: Annotated[str, OneOf("loss", "reward", "subtracted")] = "loss"
+    """Where the KL penalty is paid: in the `loss`, by kl_estimator, or in the `reward`: beta times k1 of each token.
+    `subtracted` is the wrong sign: the loss is lower by what the penalty would add."""
     dynamic_sampling: Annotated[int, AtLeast(0)] = 0
     """Further draws of prompts, at most, in place of groups whose rewards are all equal (DAPO); 0 trains those too."""
     soft_overlong: Annotated[float, AtLeast(0, 1)] = 0.0

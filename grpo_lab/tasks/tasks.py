@@ -5,7 +5,7 @@ import math
 import random
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,6 +63,10 @@ class Tasks:
         ['a', 'b', 'c']
         """
         return drawn(self.train, seed, step, num_prompts)
+
+    def limited(self, most: int) -> "Tasks":
+        """The same held-out problems, and this many training problems at most, chosen once for all seeds; 0 for all."""
+        return replace(self, train=drawn(self.train, 0, 0, most)) if 0 < most < len(self.train) else self
 
 
 def drawn(items: Sequence[T], seed: int, step: int, count: int) -> list[T]:

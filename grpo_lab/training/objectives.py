@@ -138,7 +138,7 @@ def load_tasks_and_rewards(
     functions = {o.name: rewards or [load_reward(name, config.judge) for name in o.rewards] for o in objectives}
     for objective in objectives:
         weights_of(objective.reward_weights, functions[objective.name])
-    found = {o.name: tasks or load_tasks(o.tasks) for o in objectives}
+    found = {o.name: (tasks or load_tasks(o.tasks)).limited(config.data.train_max_samples) for o in objectives}
     columns = dict.fromkeys(name for each in found.values() for name in each.train[0].columns)
     wider = {name: tasks for name, tasks in found.items() if tasks.train[0].columns.keys() != columns.keys()}
     return found | {name: _with_columns(each, columns) for name, each in wider.items()}, functions

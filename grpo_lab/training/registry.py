@@ -90,7 +90,7 @@ def validated(config: Config) -> tuple[Formulas, Arrangement]:
 
 def chosen_formulas(config: Config) -> Formulas:
     """The formulas of a config. Raises ConfigError for one that does not exist, with the nearest names."""
-    in_the_loss = config.loss.kl_place == "loss" and any(objective.beta > 0 for objective in resolve(config))
+    in_the_loss = config.loss.kl_place != "reward" and any(objective.beta > 0 for objective in resolve(config))
     learned_from = {*DIFFERENTIATED, *(["kl_estimator"] if in_the_loss else [])}
 
     def find(setting: str) -> Callable[..., Any]:

@@ -104,6 +104,14 @@ def k1_of_each_token(batch: Batch, beta: float) -> Tensor | None:
     return (beta * (batch.old_logprobs - batch.ref_logprobs)).masked_fill(~batch.completion_mask, 0.0)
 
 
+class SubtractedKL(ConfiguredTrainer):
+    """The loss pays for the KL, with the wrong sign (`loss.kl_place=subtracted`); guards see beta as it is set."""
+
+    def coefficients(self, ctx: Context) -> Coefficients:
+        use = super().coefficients(ctx)
+        return replace(use, beta=-use.beta)
+
+
 class OtherMask(ConfiguredTrainer):
     """Other tokens are trained than those that were sampled (`loss.completion_mask`)."""
 
@@ -289,6 +297,7 @@ def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[t
         MicroBatchMean: loss.aggregation == "micro_batch",
         OtherMask: loss.completion_mask != "position",
         PaidKL: loss.kl_place == "reward",
+        SubtractedKL: loss.kl_place == "subtracted",
         DynamicSampling: loss.dynamic_sampling > 0,
         TokenAdvantages: loss.credit_assignment != "completion",
         Forks: policy_loss.has_forks(loss),

@@ -92,7 +92,11 @@ def replaced(case: Scenario, name: str) -> list[str]:
     healing = {change.partition("=")[0] for change in changes}
     before = vars(case.config().loss)
     found = {key: value for key, value in algorithm(name).loss.items() if value != before[key]}
-    return [f"loss.{key}={plain(value)}" for key, value in found.items() if f"loss.{IDLES.get(key, key)}" in healing]
+    return [
+        f"loss.{key}={plain(value)}"
+        for key, value in found.items()
+        if {f"loss.{key}", f"loss.{IDLES.get(key, key)}"} & healing
+    ]
 
 
 def visible(expect: Expectation | None, config: Config) -> Expectation | None:
