@@ -195,8 +195,7 @@ def adding_machine(prompt: Prompt, call: str, number: int, **columns: Any) -> st
     >>> adding_machine("1", "2", number=30), adding_machine("1", "x", number=30)
     ('+64=', '+30=')
     """
-    entered = int(call) if call.isascii() and call.isdecimal() else 0
-    return f"+{(number + 17 * entered) % 100}="
+    return f"+{(number + 17 * (int(call) if call.isascii() and call.isdecimal() else 0)) % 100}="
 
 
 def from_jsonl(path: str | Path) -> Tasks:

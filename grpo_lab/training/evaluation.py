@@ -55,9 +55,8 @@ def _mean_reward(
 
     for first in range(0, len(problems), EVALUATED_AT_ONCE):
         part = problems[first : first + EVALUATED_AT_ONCE]
-        prompts = [problem.prompt for problem in part]
         with autocast(training.config.model.precision, training.policy.device):
-            batch = rollouts.sample(policy, tokenizer, prompts, 1, first_turn, generator)
+            batch = rollouts.sample(policy, tokenizer, [each.prompt for each in part], 1, first_turn, generator)
             batch = environment.continued(batch, part, draw) if in_turns else batch
         _, answer = environment.begin(part, batch, done)
         values, scorable, *_ = answer()
