@@ -44,10 +44,18 @@ END = [[True] * 3, [True, False, False]]
         ("all", 0, [[True] * 3] * 2),
         ("not_pad", 0, [[True] * 3, [False] * 3]),  # the end token is also the pad token, and lost
         ("not_pad", 99, END),
+        ("with_tool", 0, END),
     ],
 )
 def test_the_tokens_that_a_mask_trains(name, pad, trained):
     assert MASKS[name](batch(), pad).tolist() == trained
+
+
+def test_the_wrong_mask_of_a_tool_trains_what_stands_between_two_turns():
+    mask = tensor([[True, False, False, True, False], [True, False, True, True, True], [False] * 5])
+    wide = replace(batch(), completion_mask=mask)
+    assert MASKS["with_tool"](wide, 0).tolist() == [[True] * 4 + [False], [True] * 5, [False] * 5]
+    assert MASKS["position"](wide, 0).equal(mask)
 
 
 def test_naive_advantages_agree_with_the_right_ones_where_nothing_is_special_alone():

@@ -92,6 +92,11 @@ class DataConfig(Settings):
     """Reward functions, summed: built-in names or `file.py:name`, with TRL's signature."""
     reward_weights: tuple[float, ...] = ()
     """The weight of each reward function in the sum, in their order; empty for 1 each."""
+    tool: str = ""
+    """A tool that writes between two turns of the policy: `adding_machine`, or `file.py:name`: (prompt, call,
+    **columns) -> text; empty for completions of one turn."""
+    call_length: Annotated[int, AtLeast(1)] = 1
+    """Tokens of the turn before the tool's output at most."""
     num_prompts: Annotated[int, AtLeast(1)] = 16
     """Prompts (groups) a step."""
     num_generations: Annotated[int, AtLeast(1)] = 8

@@ -6,9 +6,9 @@
 
 `Trainer.step` is the algorithm; each line of it calls the code that runs by default. Subclasses outside of this folder
 replace a method for what a run may want beside this (training/variants.py): vocabularies above 4,096, filters, half
-precision, more draws, KL taken from rewards, advantages of tokens, several goals, several processes. training/state.py
-makes the trainer from a config, and catches Refused. Left out altogether: vLLM, asynchronous sampling, replay, turns,
-activations that are computed twice to save memory.
+precision, more draws, KL taken from rewards, advantages of tokens, two turns, several goals, several processes.
+training/state.py makes the trainer from a config, and catches Refused. Left out altogether: vLLM, asynchronous
+sampling, replay, activations that are computed twice to save memory.
 """
 
 from __future__ import annotations

@@ -31,6 +31,17 @@ def exact_match(
     return [None if wanted is None else float(text_of(text).strip() == str(wanted).strip()) for text, wanted in pairs]
 
 
+def true_sum(prompts: Sequence[Prompt], completions: Sequence[Prompt], **columns: Any) -> list[float | None]:
+    """1 for a completion that makes a true sum of its prompt, else 0.
+
+    >>> true_sum(["1", "1", "1"], ["2+34=46", "2+34=45", "46"])
+    [1.0, 0.0, 0.0]
+    """
+    texts = [text_of(prompt) + text_of(text) for prompt, text in zip(prompts, completions, strict=True)]
+    sums = [re.fullmatch(r"(\d+)\+(\d+)=(\d+)", text, re.ASCII) for text in texts]
+    return [float(bool(each) and int(each[1]) + int(each[2]) == int(each[3])) for each in sums]
+
+
 def brief_answer(
     prompts: Sequence[Prompt], completions: Sequence[Prompt], answer: Sequence[Any], **columns: Any
 ) -> list[float | None]:
@@ -98,6 +109,7 @@ class CountingJudge:
 
 INSTANT: dict[str, Reward] = {
     "exact_match": exact_match,
+    "true_sum": true_sum,
     "brief_answer": brief_answer,
     "honest_answer": honest_answer,
     "two_digit_format": two_digit_format,

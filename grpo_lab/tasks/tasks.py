@@ -18,6 +18,8 @@ from grpo_lab.tasks.conversations import Prompt, is_conversation
 from grpo_lab.tasks.judge_pool import OFFERED
 
 T = TypeVar("T")
+Tool = Callable[..., str]
+"""From a prompt, the policy's turn as text, and the problem's columns as keywords, to the text that follows."""
 EXAMPLE = '{"prompt": "1+1=", "answer": "2"}'
 """A line of a file of problems."""
 MAX_HELD_OUT = 500
@@ -180,6 +182,26 @@ def letters() -> Tasks:
     return Tasks("letters", *split(problems, MAX_HELD_OUT))
 
 
+def open_sums() -> Tasks:
+    """Sums in two turns: the policy adds a digit to the first number, and `adding_machine` writes the second one.
+
+    >>> tasks = open_sums()
+    >>> len(tasks.train), len(tasks.held_out), tasks.train[0]
+    (600, 300, Problem(prompt='1', columns={'number': 0}))
+    """
+    problems = [Problem(str(digit), {"number": number}) for digit in range(1, 10) for number in range(100)]
+    return Tasks("open_sums", *split(problems, 300))
+
+
+def adding_machine(prompt: Prompt, call: str, number: int, **columns: Any) -> str:
+    """The number to add, which depends on the problem and on the digit that the policy entered (0 for another text).
+
+    >>> adding_machine("1", "2", number=30), adding_machine("1", "x", number=30)
+    ('+64=', '+30=')
+    """
+    return f"+{(number + 17 * (int(call) if call.isascii() and call.isdecimal() else 0)) % 100}="
+
+
 def from_jsonl(path: str | Path) -> Tasks:
     """Problems from a file with one JSON object a line: a `prompt`, and the same other columns in every line.
 
@@ -257,7 +279,9 @@ TASKS: dict[str, Callable[[], Tasks]] = {
     "fairness": fairness,
     "hallucination": hallucination,
     "letters": letters,
+    "open_sums": open_sums,
 }
+TOOLS: dict[str, Tool] = {"adding_machine": adding_machine}
 
 
 def load(name_or_path: str | Path) -> Tasks:

@@ -11,17 +11,19 @@ from torch import Tensor
 
 from grpo_lab import seeds
 from grpo_lab.algorithm.advantages import soft_overlong
+from grpo_lab.config import user_code
 from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Context, Stage, Verdict
+from grpo_lab.errors import ConfigError
 from grpo_lab.messages import Sentence
 from grpo_lab.tasks import rewards
 from grpo_lab.tasks.conversations import text_of
 from grpo_lab.tasks.judge_pool import TrainerState
 from grpo_lab.tasks.rewards import Judged, Reward, named
-from grpo_lab.tasks.tasks import Problem, Tasks
+from grpo_lab.tasks.tasks import TOOLS, Problem, Tasks, Tool
 from grpo_lab.training import rollouts
-from grpo_lab.training.interventions import Step, exceeds
+from grpo_lab.training.interventions import Step, exceeds, known
 from grpo_lab.training.objectives import Objective
 
 SAMPLES = 4
@@ -42,6 +44,13 @@ class Environment:
     tokenizer: Any
     first_step: int = 0
     """The step at which the stage began."""
+    tool: Tool | None = field(init=False, repr=False)
+    """What writes between two turns of the policy, where there are two."""
+
+    def __post_init__(self) -> None:
+        """Load the tool. Raises ConfigError for one that does not exist."""
+        name = self.config.data.tool
+        self.tool = user_code.named("data.tool", name, TOOLS) if name else None
 
     def __call__(self, ctx: Context, draw: int = 0) -> TaskPrompts:
         """The prompts of a step's draw: the first one follows the epochs; others are random, by seed, step and draw."""
@@ -63,6 +72,16 @@ class Environment:
         repeated = [problem for problem in problems for _ in range(size)]
         epochs = done * self.objective.num_prompts / len(self.tasks.train)
         return texts, self.judge(repeated, texts, ids, TrainerState(done, self.config.run.num_steps, epochs))
+
+    def continued(self, first: Batch, problems: Sequence[Problem], draw: rollouts.Draw) -> Batch:
+        """First turns with the tool's output and a second turn behind each. Raises ConfigError for a tool's mistake."""
+        tool, size = known(self.tool, "tool"), len(first.group) // len(problems)
+        calls = rollouts.texts(self.tokenizer, rollouts.token_ids(first))
+        asked = [problem for problem in problems for _ in range(size)]
+        said = [tool(problem.prompt, call, **problem.columns) for problem, call in zip(asked, calls, strict=True)]
+        if wrong := [text for text in said if not isinstance(text, str)]:
+            raise ConfigError(f"data.tool = {self.config.data.tool!r} returned {wrong[0]!r}; it must return a text")
+        return rollouts.continued(first, said, self.tokenizer, draw)
 
     def judge(
         self, problems: Sequence[Problem], texts: Sequence[str], ids: Sequence[list[int]], now: TrainerState

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from torch import Tensor
 
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core.batch import Batch
 from grpo_lab.events import Evaluated
 from grpo_lab.models.precision import autocast
 from grpo_lab.tasks.tasks import Problem
@@ -43,11 +47,17 @@ def _mean_reward(
     objective, total, judged = environment.objective, 0.0, 0
     sampling = SamplingConfig(max_completion_length=objective.sampling.max_completion_length)
     generator = environment.generator(0, objective.purpose("evaluation"))
+    in_turns, policy, tokenizer = environment.tool is not None, training.policy, training.tokenizer
+    first_turn = replace(sampling, max_completion_length=training.config.data.call_length) if in_turns else sampling
+
+    def draw(ids: Tensor, mask: Tensor) -> Batch:
+        return rollouts.sample(policy, tokenizer, (), 1, sampling, generator, encoded=(ids, mask))
+
     for first in range(0, len(problems), EVALUATED_AT_ONCE):
         part = problems[first : first + EVALUATED_AT_ONCE]
-        prompts = [problem.prompt for problem in part]
         with autocast(training.config.model.precision, training.policy.device):
-            batch = rollouts.sample(training.policy, training.tokenizer, prompts, 1, sampling, generator)
+            batch = rollouts.sample(policy, tokenizer, [each.prompt for each in part], 1, first_turn, generator)
+            batch = environment.continued(batch, part, draw) if in_turns else batch
         _, answer = environment.begin(part, batch, done)
         values, scorable, *_ = answer()
         total, judged = total + float(values[scorable].sum()), judged + int(scorable.sum())

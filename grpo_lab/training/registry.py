@@ -20,6 +20,7 @@ from grpo_lab.core.hooks import Stage
 from grpo_lab.core.loss import log_ratio_to_old
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.messages import Sentence
+from grpo_lab.tasks.tasks import TOOLS
 from grpo_lab.training import wrong_formulas as wrong
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS
@@ -75,6 +76,8 @@ def check(config: Config) -> None:
         name = getattr(config.loss, setting)
         if not user_code.is_own(name):
             user_code.named(f"loss.{setting}", name, known)
+    if config.data.tool and not user_code.is_own(config.data.tool):
+        user_code.named("data.tool", config.data.tool, TOOLS)
     arrange(config, FAULTS, GUARDS, own=False)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo_lab.algorithm.losses import entropies
 from grpo_lab.config.sections import SamplingConfig
@@ -19,6 +20,9 @@ from grpo_lab.errors import ConfigError
 from grpo_lab.tasks.conversations import Prompt, tokenized
 from grpo_lab.training.passes import prepare_attention
 from grpo_lab.training.sampling_filters import distribution
+
+Draw = Callable[[Tensor, Tensor], Batch]
+"""From prompts (B, S), padded on the left, and their mask to a batch with one completion of each."""
 
 
 def untouched(stage: Stage, value: Any, note: str = "") -> Any:
@@ -77,19 +81,45 @@ def sample(
     sampling: SamplingConfig,
     generator: torch.Generator,
     apply: Callable[..., Any] = untouched,
+    encoded: tuple[Tensor, Tensor] | None = None,
 ) -> Batch:
     """Draw `num_generations` completions of each prompt, by `core.sample`, outside of a step.
 
+    Prompts may be `encoded` already: (P, S) token ids, padded on the left, and their mask.
     Raises ConfigError where the model has too few positions, no end token, or an attention that takes no mask.
     """
     prepare_attention(model)
-    ids, mask = encode(tokenizer, prompts, model.device)
+    ids, mask = encoded or encode(tokenizer, prompts, model.device)
     check_length(model, ids.shape[1], sampling.max_completion_length)
     drawn_from = distribution(sampling, ids, mask, num_generations, model.config.vocab_size)
     noted = NotedEntropies(drawn_from, sampling, ids, num_generations)
     ends, pad = terminators(model, tokenizer), tokenizer.pad_token_id
     batch = core.sample(model, ids, mask, num_generations, sampling, ends, pad, generator, apply, noted)
     return noted.added(batch)
+
+
+def continued(first: Batch, outputs: Sequence[str], tokenizer: Any, draw: Draw) -> Batch:
+    """First turns, the tool's output behind each, and the second turns drawn behind that, as one completion each.
+
+    The policy has not sampled the tool's tokens: `completion_mask` is False there, and their log-probabilities are 0.
+    """
+    rows = [torch.tensor(ids).long() for ids in tokenizer(list(outputs), add_special_tokens=False).input_ids]
+    ids = pad_sequence(rows, True, tokenizer.pad_token_id).to(first.group.device)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], True).to(first.group.device)
+    tokens = torch.cat([first.prompt_ids[first.group], first.completions, ids], dim=1)
+    real = torch.cat([first.prompt_mask[first.group], first.completion_mask, mask], dim=1)
+    order, width = real.argsort(dim=1, stable=True), int(real.sum(dim=1).max())
+    second = draw(*(values.gather(1, order)[:, -width:] for values in (tokens, real)))
+
+    blank = torch.zeros(ids.shape, device=ids.device)
+    tool = replace(first, completions=ids, completion_mask=blank.bool(), sampling_logprobs=blank, entropy=blank)
+    real = torch.cat([first.completion_mask, mask, second.completion_mask], dim=1)
+    order, width = real.argsort(dim=1, descending=True, stable=True), int(real.sum(dim=1).max())
+    whole = {
+        name: torch.cat([getattr(turn, name) for turn in (first, tool, second)], dim=1).gather(1, order)[:, :width]
+        for name in ("completions", "completion_mask", "sampling_logprobs", "entropy")
+    }
+    return replace(first, ended=second.ended, **whole)
 
 
 class NotedEntropies:
@@ -110,8 +140,9 @@ class NotedEntropies:
 
 
 def token_ids(batch: Batch) -> list[list[int]]:
-    """The tokens of each completion, its end token included, without padding."""
-    lengths = batch.completion_mask.sum(dim=1, keepdim=True)
+    """The tokens of each completion, its end token and those of tools included, without padding."""
+    places = torch.arange(1, batch.completions.shape[1] + 1, device=batch.group.device)
+    lengths = (batch.completion_mask * places).amax(dim=1, keepdim=True)
     return [ids[:length] for length, *ids in torch.cat([lengths, batch.completions], dim=1).tolist()]
 
 

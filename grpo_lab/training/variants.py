@@ -5,6 +5,7 @@ A run's trainer is made of those that its config asks for (`variants`); where it
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from grpo_lab.core.sample import Distribution
 from grpo_lab.core.train import Prompts
 from grpo_lab.messages import Sentence
 from grpo_lab.models.precision import PRECISIONS, autocast
-from grpo_lab.training import large_vocabulary, policy_loss
+from grpo_lab.training import large_vocabulary, policy_loss, rollouts
 from grpo_lab.training.batches import joined, of_groups
 from grpo_lab.training.environment import TaskPrompts
 from grpo_lab.training.interventions import Arrangement, Step, known
@@ -268,6 +269,24 @@ class Streams(ConfiguredTrainer):
         return joined([super(Streams, self).sample(ctx, prompts.share(number, count)) for number in range(count)])
 
 
+class TwoTurns(ConfiguredTrainer):
+    """A tool writes after the policy's first turn, and the policy goes on (`data.tool`)."""
+
+    def sample(self, ctx: Context, prompts: Prompts) -> Batch:
+        assert isinstance(prompts, TaskPrompts) and isinstance(ctx.sampling, SamplingConfig)
+        whole, one_each = ctx.sampling, replace(self, num_generations=1)
+
+        def draw(ids: Tensor, mask: Tensor) -> Batch:
+            rollouts.check_length(self.policy, ids.shape[1], whole.max_completion_length)
+            after_tool = copy(prompts)
+            after_tool.encoded = ids, mask
+            return super(TwoTurns, one_each).sample(ctx, after_tool)
+
+        ctx.sampling = replace(whole, max_completion_length=self.config.data.call_length)
+        first, ctx.sampling = super().sample(ctx, prompts), whole
+        return prompts.environment.continued(first, prompts.problems, draw)
+
+
 class HalfPrecision(ConfiguredTrainer):
     """Passes are computed in mixed precision."""
 
@@ -306,6 +325,7 @@ def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[t
         OldWeights: old,
         OtherSampler: old or filtered or policy.device.type != "cpu" or not precision.exact(policy.device),
         Streams: config.run.streams > 1 and config.run.processes == 1,
+        TwoTurns: bool(config.data.tool),  # inside Streams, whose shares have tools of their own
         HalfPrecision: precision.autocast is not None,
         LargeVocabulary: policy.config.vocab_size * AT_ONCE > large_vocabulary.CHUNK,
     }

@@ -49,6 +49,11 @@ def mask_by_token(batch: Batch, pad: int) -> Tensor:
     return batch.completion_mask & (batch.completions != pad)
 
 
+def mask_with_tool(batch: Batch, pad: int) -> Tensor:
+    """(B, T) bool that trains everything up to the last sampled token, and so a tool's output between two turns."""
+    return batch.completion_mask.flip(1).cummax(dim=1).values.flip(1)
+
+
 def overwrite_gradients(loss: Tensor, optimizer: Optimizer) -> None:
     """Keep the gradient of the last micro-batch's loss () only (grpo-dual, `copy_` for `add_`)."""
     optimizer.zero_grad()
@@ -82,7 +87,7 @@ FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
     "log_ratio": {"reference": log_ratio_to_reference},
     "kl_estimator": {"k3_exp": k3_exp},
     "advantage_scale": {"group_naive": naive_group_advantages},
-    "completion_mask": {"all": mask_everything, "not_pad": mask_by_token},
+    "completion_mask": {"all": mask_everything, "not_pad": mask_by_token, "with_tool": mask_with_tool},
     "accumulation": {"overwrite": overwrite_gradients, "step_inside": step_inside, "zeroed": zero_after_backward},
 }
 """By the setting of `loss` that selects one, then by name."""
