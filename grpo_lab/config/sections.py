@@ -75,6 +75,8 @@ class ModelConfig(Settings):
     """`bf16`/`fp16`: fp32 weights under autocast (fp16 with loss scaling). `*_pure`: the weights themselves."""
     prompt_pass: Annotated[str, OneOf("shared", "plain")] = "shared"
     """`shared` runs a prompt once for several completions in its row; `plain` repeats it for every completion."""
+    routing: Annotated[str, OneOf("own", "replay")] = "own"
+    """Experts of a mixture of experts while training: the router's `own` choice, or a `replay` of that in sampling."""
 
 
 @dataclass(frozen=True)

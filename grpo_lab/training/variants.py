@@ -22,7 +22,7 @@ from grpo_lab.core.sample import Distribution
 from grpo_lab.core.train import Prompts
 from grpo_lab.messages import Sentence
 from grpo_lab.models.precision import PRECISIONS, autocast
-from grpo_lab.training import large_vocabulary, policy_loss
+from grpo_lab.training import large_vocabulary, policy_loss, routing
 from grpo_lab.training.batches import joined, of_groups
 from grpo_lab.training.environment import TaskPrompts
 from grpo_lab.training.interventions import Arrangement, Step, known
@@ -206,7 +206,7 @@ class Filters(ConfiguredTrainer):
 
 
 class OtherSampler(ConfiguredTrainer):
-    """Compute old log-probabilities by a pass where the sampler's own differ: in half precision, after filters.
+    """Compute old log-probabilities by a pass where the sampler's own differ: half precision, filters, other experts.
 
     On CUDA the kernels that sample are not those that train: the first step of a stage measures the gap.
     """
@@ -214,13 +214,12 @@ class OtherSampler(ConfiguredTrainer):
     def old_logprobs(self, ctx: Context, batch: Batch) -> Tensor:
         assert isinstance(ctx, Step)
         device = self.policy.device
-        same = PRECISIONS[self.config.model.precision].exact(device) and is_plain(ctx.sampling)
+        same = PRECISIONS[self.config.model.precision].exact(device) and is_plain(ctx.sampling) and not ctx.experts
         if same and (device.type != "cuda" or ctx.index != ctx.stage_began):
             return batch.sampling_logprobs
         old = self.all_logprobs(ctx, batch, "old")
         gap = (old.float() - batch.sampling_logprobs).abs().masked_fill(~batch.completion_mask, 0.0)
-        mean = gap.sum() / batch.completion_mask.sum()
-        ctx.recorder.metric("sampling/sampling_logp_difference/mean", mean)
+        ctx.recorder.metric("sampling/sampling_logp_difference/mean", gap.sum() / batch.completion_mask.sum())
         ctx.recorder.metric("sampling/sampling_logp_difference/max", gap.max())
         return batch.sampling_logprobs if same else old
 
@@ -232,6 +231,14 @@ class Streams(ConfiguredTrainer):
         assert isinstance(prompts, TaskPrompts)
         count = self.config.run.streams
         return joined([super(Streams, self).sample(ctx, prompts.share(number, count)) for number in range(count)])
+
+
+class Routed(ConfiguredTrainer):
+    """Sampling notes the experts that routers choose, and chooses as a fault asks."""
+
+    def sample(self, ctx: Context, prompts: Prompts) -> Batch:
+        assert isinstance(ctx, Step)
+        return routing.sampled(self.policy, ctx.experts, lambda: super(Routed, self).sample(ctx, prompts))
 
 
 class HalfPrecision(ConfiguredTrainer):
@@ -268,6 +275,7 @@ def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[t
         Filters: filtered,
         OtherSampler: filtered or policy.device.type != "cpu" or not precision.exact(policy.device),
         Streams: config.run.streams > 1 and config.run.processes == 1,
+        Routed: config.model.routing == "replay" or "router_noise" in config.faults,
         HalfPrecision: precision.autocast is not None,
         LargeVocabulary: policy.config.vocab_size * AT_ONCE > large_vocabulary.CHUNK,
     }
