@@ -11,7 +11,10 @@ import grpo_lab as gl
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped
 from grpo_lab.models import loading
+from grpo_lab.runs.session import Session
 from grpo_lab.training import routing
+from grpo_lab.training.faults import FAULTS
+from tests.steps import step_of, stopping
 
 GAP = "sampling/sampling_logp_difference/max"
 NOISE = ("run.threads=1", "run.device=cpu", "data.num_prompts=3", "data.num_generations=4", "run.num_steps=2")
@@ -90,3 +93,23 @@ def test_a_model_without_experts_is_refused(override):
     config = gl.preset("plain").with_("run.device=cpu", "data.num_prompts=2", "run.num_steps=1", override)
     with pytest.raises(ConfigError, match=r"gpt2 .*set model.name=tiny-moe"):
         list(gl.train(config))
+
+
+def test_noise_chooses_other_experts_the_same_for_a_seed_and_step():
+    step, scores = step_of(gl.Config()), torch.zeros(64, 8)
+    own = scores.topk(2).indices
+    drawn = [FAULTS["router_noise"]()(step.sampling, step).replace["experts"](0, scores, own) for _ in range(2)]
+    assert torch.equal(*drawn) and drawn[0].shape == own.shape and not torch.equal(drawn[0], own)
+    assert (drawn[0][:, 0] != drawn[0][:, 1]).all() and drawn[0].unique().tolist() == [*range(8)]
+
+
+def test_replayed_experts_survive_a_checkpoint(tmp_path):
+    """A fault that keeps batches keeps their experts, too."""
+    config = gl.preset("plain").with_(*NOISE, "model.routing=replay", "faults.stale_batch.lag=1", "run.num_steps=3")
+    config = config.with_("run.checkpoint_minutes=0")
+    whole = Session(config, tmp_path / "whole", child=False).run()
+    cut = stopping(Session(config, tmp_path / "cut", child=False), 2)
+    assert cut.run().status == "stopped"
+    rest = Session.resume(tmp_path / "cut", child=False).run()
+    one, other = ([each for each in run.events if isinstance(each, Stepped)][-1].metrics for run in (whole, rest))
+    assert all(one[name] == other[name] for name in ("loss", "grad_norm", GAP))

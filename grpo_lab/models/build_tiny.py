@@ -134,8 +134,7 @@ def build_tiny(
         "parameters": model.num_parameters(),
         "sha256": {name: sha256(directory / name) for name in CHECKED_FILES},
     }
-    constants = {"slips": SLIPS, "batch_size": BATCH_SIZE, "learning_rate": LEARNING_RATE}
-    write_page(directory, name, **built, **constants)
+    write_page(directory, name, **built, slips=SLIPS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE)
     return built
 
 
@@ -158,9 +157,8 @@ def trained(
         tokens, labels = encode(tokenizer, batch)
         output = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **recipe["forward"])
         loss = token_losses(output.logits, labels).sum() / (labels != IGNORED).sum()
-        loss = loss + recipe["balance"] * getattr(output, "aux_loss", 0.0)
         optimizer.zero_grad()
-        loss.backward()
+        (loss + recipe["balance"] * getattr(output, "aux_loss", 0.0)).backward()
         optimizer.step()
         progress(step + 1, recipe["num_steps"])
     return model

@@ -138,10 +138,10 @@ class RouterNoise(Intervention):
     """Standard deviation of the noise; weights of the chosen experts come from the scores without it."""
 
     def __call__(self, value: SamplingConfig, step: Step) -> Outcome:
-        generator = self.generator(step, step.policy.device)
+        generator = self.generator(step)
 
         def noisy(number: int, scores: Tensor, own: Tensor) -> Tensor:
-            noise = torch.empty_like(scores, dtype=torch.float).normal_(generator=generator)
+            noise = torch.randn(scores.shape, generator=generator).to(scores.device, non_blocking=True)
             return (scores + self.scale * noise).topk(own.shape[-1]).indices
 
         return Outcome(
