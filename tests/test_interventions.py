@@ -283,6 +283,7 @@ FAULTY: dict[str, Callable[[], Any]] = {
     "scale_loss": lambda: tensor(0.5),
     "nan_gradient": lambda: policy(torch.float32, 1.0, 2.0, 3.0, 4.0),
     "ignore_temperature": lambda: tensor([[0.8, 0.2]]),
+    "router_noise": SamplingConfig,
     "filter_logits": lambda: torch.arange(24.0).view(1, 1, 24),
     "corrupt_sample": make_batch,
     "stale_batch": make_batch,

@@ -129,7 +129,11 @@ def test_prose_takes_the_place_of_comments_and_docstrings(sources):
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
-        ("和 3", "和 4", "number '3': 1 in English, 0 in the translation; .*number '4': 0 in English, 1 in the translation"),
+        (
+            "和 3",
+            "和 4",
+            "number '3': 1 in English, 0 in the translation; .*number '4': 0 in English, 1 in the translation",
+        ),
         ("`x`", "`y`", "code span '`x`': 1 in English, 0 in the translation"),
         ("# 一步\n", "", "it has 2 comments and docstrings, and in the other language 1"),
         ('tags=["slow"]', "", r"its kind, exercise and tags are \('code', '', 'slow'\)"),

@@ -69,14 +69,14 @@ class Attempt:
 
 
 @lru_cache
-def _base(precision):
-    return loading.load("tiny", precision)
+def _base(precision, name="tiny"):
+    return loading.load(name, precision)
 
 
 def attempt(scenario, *overrides, guards=None, steps=None, to_the_end=False) -> Attempt:
     """Run a scenario until its failure has happened, or to the end, or for so many steps."""
     config = scenario.config(guards=guards).with_(*HERE, *overrides)
-    policy, tokenizer = copy.deepcopy(_base(config.model.precision))
+    policy, tokenizer = copy.deepcopy(_base(config.model.precision, config.model.name))
     done = Attempt(scenario.expect)
     try:
         for event in gl.train(config, (policy, tokenizer)):

@@ -171,7 +171,7 @@ def test_other_runs_are_those_of_a_cpu(gpu, name):
 def test_all_faults_are_those_of_a_cpu(gpu):
     at_once = {name: {"at_step": 0} if issubclass(fault, AtOneStep) else {} for name, fault in FAULTS.items()}
     of_loss = {"dropout_on", "shift_log_ratio", "shift_kl_delta", "scale_loss", "nan_gradient"}
-    for names in (of_loss, at_once.keys() - of_loss):
+    for names in (of_loss, at_once.keys() - of_loss - {"router_noise"}):  # the model has no experts
         config = STEP.with_("model.prompt_pass=plain", "sampling.top_p=0.99", "run.num_steps=1")
         same_on_both(gpu, config.merged({"faults": {name: at_once[name] for name in names}}))
 

@@ -30,18 +30,18 @@ def models(context: typer.Context, as_json: AsJson = False) -> None:
 
 @models_app.command(example="models build tiny --out my_tiny")
 def build(
-    name: Annotated[str, Argument(help="`tiny`.")], out: Out = None, seed: Annotated[int, Option(min=0)] = 0
+    name: Annotated[str, Argument(help="tiny, tiny-moe")], out: Out = None, seed: Annotated[int, Option(min=0)] = 0
 ) -> None:
     """Rebuild an included model from a seed."""
     from grpo_lab.errors import unknown
-    from grpo_lab.models.build_tiny import build_tiny
+    from grpo_lab.models.build_tiny import RECIPES, build_tiny
 
-    if name != "tiny":
-        raise unknown("model to build", name, ["tiny"])
+    if name not in RECIPES:
+        raise unknown("model to build", name, RECIPES)
     folder = out or MODELS[name].path
     with console.progress() as bars:
         task = bars.add_task("training", total=None, note="")
-        built = build_tiny(folder, seed, lambda done, total: bars.update(task, completed=done, total=total))
+        built = build_tiny(folder, seed, lambda done, total: bars.update(task, completed=done, total=total), name=name)
     console.out.print(f"{folder}: {built['accuracy']:.1%} of held-out problems exact at T = 1")
 
 

@@ -78,6 +78,8 @@ class ModelConfig(Settings):
     sampler_weights: Annotated[str, OneOf("current", "start")] = "current"
     """Weights that completions are sampled from: the policy's `current` ones, or, a mistake, those of the `start` of
     GRPO, as in an inference engine that no update reaches. The trainer then computes old log-probabilities itself."""
+    routing: Annotated[str, OneOf("own", "replay")] = "own"
+    """Experts of a mixture of experts while training: the router's `own` choice, or a `replay` of that in sampling."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class KnownModel:
 
 MODELS: dict[str, KnownModel] = {
     "tiny": KnownModel("tiny", "tiny-gpt2", 834_560, "grpo-lab models build tiny", shipped=True),
+    "tiny-moe": KnownModel("tiny-moe", "tiny-moe", 823_616, "grpo-lab models build tiny-moe", shipped=True),
     "smollm2-135m": KnownModel(
         "smollm2-135m", "smollm2-135m", 134_515_008, "grpo-lab models fetch smollm2-135m", shipped=False
     ),

@@ -23,6 +23,7 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.errors import RunError
 from grpo_lab.events import encodable
 from grpo_lab.models.loading import sha256
+from grpo_lab.training.routing import RoutedBatch
 
 FOLDER = "checkpoints"
 """The folder of a run's checkpoints."""
@@ -185,4 +186,4 @@ def _decoded(tensors: Mapping[str, Tensor], tree: dict[str, Any]) -> Any:
         return tensors[tree[TENSOR]]
     if NUMBER in tree:
         return float(tree[NUMBER])
-    return Batch(**tree[BATCH]) if BATCH in tree else tree
+    return RoutedBatch(**tree[BATCH]) if BATCH in tree else tree

@@ -29,18 +29,18 @@ def joined(batches: Sequence[Batch]) -> Batch:
     widths = {name: max(getattr(batch, name).shape[1] for batch in batches) for name in ("prompt_ids", "completions")}
     prompts = [0, *itertools.accumulate(len(batch.prompt_ids) for batch in batches)]
     whole: dict[str, Tensor | None] = {}
-    for field in fields(Batch):
+    for field in fields(batches[0]):
         tensors = [getattr(batch, field.name) for batch in batches]
         if tensors[0] is None:
             continue
         if field.name == "group":
             tensors = [tensor + begin for tensor, begin in zip(tensors, prompts, strict=False)]
-        elif tensors[0].dim() == 2:
-            left = "prompt" in field.name
+        elif tensors[0].dim() >= 2:
+            left = "prompt" in field.name or field.name == "experts_before"
             width = widths["prompt_ids" if left else "completions"]
             tensors = [_padded(tensor, width, left) for tensor in tensors]
         whole[field.name] = torch.cat(tensors)
-    return Batch(**whole)  # pyright: ignore[reportArgumentType]
+    return type(batches[0])(**whole)  # pyright: ignore[reportArgumentType]
 
 
 def moved(value: Any, device: torch.device | str) -> Any:
@@ -69,4 +69,4 @@ def in_parts(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
 
 def _padded(tensor: Tensor, width: int, left: bool) -> Tensor:
     missing = width - tensor.shape[1]
-    return torch.nn.functional.pad(tensor, (missing, 0) if left else (0, missing))
+    return torch.nn.functional.pad(tensor, (0, 0) * (tensor.dim() - 2) + ((missing, 0) if left else (0, missing)))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab.config.fields import AtLeast, Between
+from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.messages import Sentence
@@ -123,6 +124,31 @@ class IgnoreTemperature(Intervention):
         at_one = value.pow(temperature)
         reason = Sentence("sampled at temperature 1 instead of {:g}", temperature)
         return Outcome(at_one / at_one.sum(dim=-1, keepdim=True), Verdict.CHANGED, reason)
+
+
+@dataclass(frozen=True)
+class RouterNoise(Intervention):
+    """Adds noise to the scores by which the routers of a mixture of experts choose, in sampling alone.
+
+    An inference engine with other kernels or another precision chooses other experts for some tokens, too.
+    """
+
+    name = "router_noise"
+    stage = Stage.SAMPLING
+
+    scale: Annotated[float, Between(0)] = 1.0
+    """Standard deviation of the noise; weights of the chosen experts come from the scores without it."""
+
+    def __call__(self, value: SamplingConfig, step: Step) -> Outcome:
+        generator = self.generator(step)
+
+        def noisy(number: int, scores: Tensor, own: Tensor) -> Tensor:
+            noise = torch.randn(scores.shape, generator=generator).to(scores.device, non_blocking=True)
+            return (scores + self.scale * noise).topk(own.shape[-1]).indices
+
+        return Outcome(
+            value, Verdict.CHANGED, Sentence("noise of {:g} on router scores", self.scale), {"experts": noisy}
+        )
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,8 @@ class Step(Context):
     """A few (prompt, completion, reward)."""
     extras: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """The values that reward functions logged for the samples, by column."""
+    experts: Callable[[int, Tensor, Tensor], Tensor] | None = None
+    """Chooses the experts in sampling (`Choose` in training/routing.py); None where routers choose theirs."""
     objective: Objective | None = None
     """The objective whose prompts, completions or loss are at hand; None for a value of all together."""
     notes: tuple[tuple[LinkNote, ...], dict[str, float]] | None = None

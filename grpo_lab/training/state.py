@@ -21,6 +21,7 @@ from grpo_lab.training import (
     passes,
     policy_loss,
     rollouts,
+    routing,
     sft,
     snapshots,
     step_metrics,
@@ -199,7 +200,7 @@ class Training:
             micro_batch_prompts=config.data.micro_batch_prompts,
             aggregation=config.loss.aggregation,
             reference=self.reference,
-            run=passes.PASSES[config.model.prompt_pass],
+            run=routing.pass_of(config.model),
             advantage_fn=self.formulas.advantage_scale,
             loss_fn=policy_loss.loss_function(config.loss, self.formulas),
         )

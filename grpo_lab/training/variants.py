@@ -23,7 +23,7 @@ from grpo_lab.core.sample import Distribution
 from grpo_lab.core.train import Prompts
 from grpo_lab.messages import Sentence
 from grpo_lab.models.precision import PRECISIONS, autocast
-from grpo_lab.training import large_vocabulary, policy_loss, rollouts
+from grpo_lab.training import large_vocabulary, policy_loss, rollouts, routing
 from grpo_lab.training.batches import joined, of_groups
 from grpo_lab.training.environment import TaskPrompts
 from grpo_lab.training.interventions import Arrangement, Step, known
@@ -238,7 +238,7 @@ class OldWeights(ConfiguredTrainer):
 
 
 class OtherSampler(ConfiguredTrainer):
-    """Compute old log-probabilities by a pass where the sampler's own differ: half precision, filters, old weights.
+    """Compute old log-probabilities by a pass where the sampler's own differ: half precision, filters, other weights.
 
     On CUDA the kernels that sample are not those that train: the first step of a stage measures the gap.
     """
@@ -247,15 +247,13 @@ class OtherSampler(ConfiguredTrainer):
         assert isinstance(ctx, Step)
         device = self.policy.device
         model = self.config.model
-        same = (
-            PRECISIONS[model.precision].exact(device) and is_plain(ctx.sampling) and model.sampler_weights == "current"
-        )
+        plain = is_plain(ctx.sampling) and model.sampler_weights == "current" and not ctx.experts
+        same = plain and PRECISIONS[model.precision].exact(device)
         if same and (device.type != "cuda" or ctx.index != ctx.stage_began):
             return batch.sampling_logprobs
         old = self.all_logprobs(ctx, batch, "old")
         gap = (old.float() - batch.sampling_logprobs).abs().masked_fill(~batch.completion_mask, 0.0)
-        mean = gap.sum() / batch.completion_mask.sum()
-        ctx.recorder.metric("sampling/sampling_logp_difference/mean", mean)
+        ctx.recorder.metric("sampling/sampling_logp_difference/mean", gap.sum() / batch.completion_mask.sum())
         ctx.recorder.metric("sampling/sampling_logp_difference/max", gap.max())
         return batch.sampling_logprobs if same else old
 
@@ -285,6 +283,14 @@ class TwoTurns(ConfiguredTrainer):
         ctx.sampling = replace(whole, max_completion_length=self.config.data.call_length)
         first, ctx.sampling = super().sample(ctx, prompts), whole
         return prompts.environment.continued(first, prompts.problems, draw)
+
+
+class Routed(ConfiguredTrainer):
+    """Sampling notes the experts that routers choose, and chooses as a fault asks."""
+
+    def sample(self, ctx: Context, prompts: Prompts) -> Batch:
+        assert isinstance(ctx, Step)
+        return routing.sampled(self.policy, ctx.experts, lambda: super(Routed, self).sample(ctx, prompts))
 
 
 class HalfPrecision(ConfiguredTrainer):
@@ -326,6 +332,7 @@ def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[t
         OtherSampler: old or filtered or policy.device.type != "cpu" or not precision.exact(policy.device),
         Streams: config.run.streams > 1 and config.run.processes == 1,
         TwoTurns: bool(config.data.tool),  # inside Streams, whose shares have tools of their own
+        Routed: config.model.routing == "replay" or "router_noise" in config.faults,
         HalfPrecision: precision.autocast is not None,
         LargeVocabulary: policy.config.vocab_size * AT_ONCE > large_vocabulary.CHUNK,
     }
