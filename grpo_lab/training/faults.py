@@ -9,7 +9,7 @@ from torch import Tensor
 from grpo_lab.config.fields import AtLeast, Between
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
-from grpo_lab.messages import Sentence
+from grpo_lab.errors import Sentence
 from grpo_lab.training.interventions import AtOneStep, Intervention, Outcome, Step, known, registered
 
 
