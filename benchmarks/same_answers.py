@@ -162,7 +162,8 @@ def findings(lab: str, name: str, key: str, source: str) -> Answers:
     yield from [((*place, "reasons"), reasons)] if reasons else []
     for number, found in enumerate(each for each in evaluate.folded(shown) if not each.right):
         yield (*place, f"shown {number}"), " | ".join(found[1:])
-        yield from ((("zh", text), said) for text in found[1:] if (said := translation.said(text, "zh")) != text)
+        chinese = translation.in_language(found, "zh")
+        yield from ((("zh", text), said) for text, said in zip(found[1:], chinese[1:], strict=True) if said != text)
 
 
 def _letter(found: Any, reasons: list[str]) -> str:

@@ -1,13 +1,22 @@
-"""Errors a user can act on: each message names the value, the limit and the way out."""
+"""Errors a user can act on, and the sentences that texts are made of, which a catalogue says in another language.
+
+Each message names the value, the limit and the way out.
+"""
 
 import difflib
-from collections.abc import Iterable
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
 
 
 class GrpoLabError(Exception):
     """Base of every error that a user can correct; the command line prints it without a traceback."""
 
     exit_code = 1
+
+    def __init__(self, text: str, *values: object) -> None:  # a text, or the template and values of a sentence
+        super().__init__(Sentence(text, *values) if values else text)
 
     def _render_traceback_(self) -> list[str]:
         """The one line that a notebook shows, as the command line does."""
@@ -62,5 +71,79 @@ def unknown(kind: str, name: str, known: Iterable[str], error: type[GrpoLabError
     """
     names, given = sorted(known), str(name)  # of a file or an answer it may be a number
     near = difflib.get_close_matches(given, names) or difflib.get_close_matches(given, names, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
-    return error(f"unknown {kind} {name!r}{hint} Known: {', '.join(names) or 'none'}")
+    every = ", ".join(names) or Sentence("none")
+    if near:
+        nearest = listed("{} or {}", list(map(repr, near)))
+        return error("unknown {} {}; did you mean {}? Known: {}", kind, repr(name), nearest, every)
+    return error("unknown {} {}. Known: {}", kind, repr(name), every)
+
+
+_PLACE = re.compile(r"\{(\d*)(?::([^{}]*))?\}")
+"""A placeholder, with its number and its format, if it has them."""
+
+
+class Sentence(str):
+    """An English sentence that keeps its template and values, so that `translated` can say it in another language.
+
+    >>> sentence = Sentence("grad norm {:.4g} > {:g}", 812.43, 10)
+    >>> sentence, sentence.parts()
+    ('grad norm 812.4 > 10', ['grad norm {:.4g} > {:g}', ['812.4', '10']])
+
+    A value may be a sentence too. Placeholders have no names: the template is the key of the translation, which may
+    number them, as in "{1} of {0}". A template without values is a whole text, in which braces are no placeholders;
+    that of a sentence is the sentence itself.
+    """
+
+    template: str
+    values: Sequence[str]
+
+    def __new__(cls, template: str, *values: object) -> Self:
+        if isinstance(template, cls) and not values:
+            return template
+        places = _PLACE.finditer(template) if values else ()
+        written = [v if isinstance(v, str) else format(v, at[2] or "") for v, at in zip(values, places, strict=True)]
+        sentence = super().__new__(cls, _filled(template, written) if values else template)
+        sentence.template, sentence.values = template, written
+        return sentence
+
+    def __str__(self) -> Self:
+        return self  # so that str(error) stays a sentence
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, ...]]:
+        return type(self), (self.template, *self.values)
+
+    def parts(self) -> list[Any]:
+        """Template and values for JSON."""
+        return [self.template, [v.parts() if isinstance(v, Sentence) else v for v in self.values]]
+
+    @classmethod
+    def of(cls, parts: Sequence[Any]) -> Self:
+        """The sentence with these `parts`."""
+        template, values = parts
+        return cls(template, *(value if isinstance(value, str) else cls.of(value) for value in values))
+
+
+def joined(separator: str, sentences: Sequence[str]) -> Sentence:
+    """Sentences with a separator between them."""
+    return Sentence(separator.join(["{}"] * len(sentences)), *sentences)
+
+
+def listed(template: str, parts: Sequence[str]) -> str:
+    """Any number of parts by the template of two, as in "{} and {}"."""
+    return functools.reduce(functools.partial(Sentence, template), parts)
+
+
+def translated(english: str, words: Mapping[str, str], data: bool = False) -> str:
+    """An English text by a catalogue. With `data`, a value that is no sentence stays, whatever it says."""
+    if not isinstance(english, Sentence) or not english.values:
+        return words.get(english, english)
+    values = [
+        each if data and not isinstance(each, Sentence) else translated(each, words, data) for each in english.values
+    ]
+    return _filled(words.get(english.template, english.template), values)
+
+
+def _filled(template: str, values: Sequence[str]) -> str:
+    """A template with values that have been formatted."""
+    order = iter(values)
+    return _PLACE.sub(lambda place: values[int(place[1])] if place[1] else next(order), template)

@@ -18,8 +18,8 @@ from sys import intern
 from typing import Any, get_args
 
 from grpo_lab.core.hooks import Action, Verdict
-from grpo_lab.errors import RunError
-from grpo_lab.messages import Sentence, spoken
+from grpo_lab.errors import RunError, Sentence
+from grpo_lab.messages import spoken
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,11 @@ those of the checks' feedback apart.
 import functools
 import gettext
 import os
-import re
-from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
-from grpo_lab.errors import unknown
+from grpo_lab.errors import translated, unknown
 from grpo_lab.paths import data_directory
 
-_PLACE = re.compile(r"\{(\d*)(?::([^{}]*))?\}")
-"""A placeholder, with its number and its format, if it has them."""
 VARIABLE = "GRPO_LAB_LANG"
 ENGLISH = "en"
 """The language of the code, and the source of all others."""
@@ -47,62 +43,14 @@ def text_in(language: str, key: str, **values: Any) -> str:
     return words[key].format(**values) if values else words[key]
 
 
-class Sentence(str):
-    """An English sentence that keeps its template and values, so that `spoken` can say it in another language.
-
-    >>> sentence = Sentence("grad norm {:.4g} > {:g}", 812.43, 10)
-    >>> sentence, sentence.parts()
-    ('grad norm 812.4 > 10', ['grad norm {:.4g} > {:g}', ['812.4', '10']])
-
-    A value may be a sentence too. Placeholders have no names: the template is the key of the translation, which may
-    number them, as in "{1} of {0}".
-    """
-
-    template: str
-    values: Sequence[str]
-
-    def __new__(cls, template: str, *values: object) -> Self:
-        places = _PLACE.finditer(template)
-        written = [v if isinstance(v, str) else format(v, at[2] or "") for v, at in zip(values, places, strict=True)]
-        sentence = super().__new__(cls, _filled(template, written))
-        sentence.template, sentence.values = template, written
-        return sentence
-
-    def __reduce__(self) -> tuple[type[Self], tuple[str, ...]]:
-        return type(self), (self.template, *self.values)
-
-    def parts(self) -> list[Any]:
-        """Template and values for JSON."""
-        return [self.template, [v.parts() if isinstance(v, Sentence) else v for v in self.values]]
-
-    @classmethod
-    def of(cls, parts: Sequence[Any]) -> Self:
-        """The sentence with these `parts`."""
-        template, values = parts
-        return cls(template, *(value if isinstance(value, str) else cls.of(value) for value in values))
-
-
-def joined(separator: str, sentences: Sequence[str]) -> Sentence:
-    """Sentences with a separator between them."""
-    return Sentence(separator.join(["{}"] * len(sentences)), *sentences)
-
-
 def spoken(english: str) -> str:
     """An English text of code, data or an event in the user's language; in English where it has no translation.
 
+    >>> from grpo_lab.errors import Sentence
     >>> spoken(Sentence("grad norm {} is not finite", "nan"))
     'grad norm nan is not finite'
     """
-    known = catalogue(language())
-    if not isinstance(english, Sentence):
-        return known.get(english, english)
-    return _filled(known.get(english.template, english.template), [spoken(each) for each in english.values])
-
-
-def _filled(template: str, values: Sequence[str]) -> str:
-    """A template with values that have been formatted."""
-    order = iter(values)
-    return _PLACE.sub(lambda place: values[int(place[1])] if place[1] else next(order), template)
+    return translated(english, catalogue(language()))
 
 
 def language() -> str:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_lab.config.schema import Config
-from grpo_lab.errors import RunError
+from grpo_lab.errors import RunError, Sentence
 from grpo_lab.events import (
     EVENTS,
     Action,
@@ -27,7 +27,6 @@ from grpo_lab.events import (
     from_json,
     to_json,
 )
-from grpo_lab.messages import Sentence
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -1,24 +1,29 @@
 """Feedback in Chinese: what a learner is told of any known answer, at the same places as the English texts."""
 
-import json
+import ast
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from grpo_lab import messages
-from grpo_lab.course import pages, registry, translation
+from grpo_lab.config.schema import Config
+from grpo_lab.course import answers, evaluate, pages, registry, translation, trials
+from grpo_lab.course.compare import Span, differs, other_kind, shown
 from grpo_lab.course.exercises import Finding, Function
-from grpo_lab.errors import DataError, unknown
+from grpo_lab.errors import ConfigError, DataError, NotYet, Sentence, unknown
 from grpo_lab.grading.results import FAULT, NOT_REACHED
 from grpo_lab.grading.sandbox import tiers
 from grpo_lab.paths import OWN, read_toml
+from grpo_lab.ui.notebook import feedback_view
+from tests.grading import mutants
 
-ANSWERS = Path(__file__).parents[1] / "benchmarks" / "answers"
 OTHERS = [name for name in messages.languages() if name != messages.ENGLISH]
 LABS = registry.course_labs()
 PROSE = re.compile(r"[a-z]{2,} (?=[a-z]{2,})")
-CODE = re.compile(r"'[^']*'|`[^`]*`|\w*Error: .*")
+CODE = re.compile(r"'[^']*'|`[^`]*`|\w*(Error|Warning): .*|\w+ (float|int)\d+")
+PLACE = re.compile(r"\{[\d:][^{}]*\}|\{\}")
 HAN = re.compile(r"[\u4e00-\u9fff]")
 
 
@@ -51,6 +56,8 @@ def test_the_labs_say_a_text_in_the_same_words(language):
         assert tree.get("feedback", {}).items() <= every.items()
 
 
+PACKAGE = Path(messages.__file__).parent
+CHECKS = [registry.lab_folder(lab) / pages.CHECKS for lab in LABS]
 NUMBERS = re.compile(r"(?<![\w.^])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 
 
@@ -58,85 +65,128 @@ NUMBERS = re.compile(r"(?<![\w.^])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 def test_a_translation_has_the_placeholders_and_the_numbers_of_its_text(language):
     for text, words in translation.texts(language).items():
         assert words.strip() and not PROSE.search(CODE.sub("", words)), words
-        places, theirs = ([each[1] for each in translation._PLACE.finditer(one)] for one in (text, words))
-        assert len(places) == len(theirs), text
-        named = [name for name in places if name]
-        assert sorted(named) == sorted(name for name in theirs if name and not name.isdigit()), text
-        found = (NUMBERS.findall(translation._PLACE.sub("", one)) for one in (text, words))
+        assert len(PLACE.findall(text)) == len(PLACE.findall(words)), text
+        found = (NUMBERS.findall(PLACE.sub("", one)) for one in (text, words))
         mine, others = (sorted(number.rstrip(",") for number in numbers) for numbers in found)
         assert mine == others, (text, words)
 
 
-def shown():
-    """The texts that notebooks show of all known answers, as `python -m benchmarks.same_answers --write` wrote them."""
-    for path in sorted(ANSWERS.glob("findings_*.json")):
-        for name, exercise in json.loads(path.read_text(encoding="utf-8")).items():
-            for answer in exercise["answers"].values() if name != "zh" else ():
-                for place, text in answer.items():
-                    if place.startswith("shown"):
-                        # There, every number is written in one way, and not as the text has it.
-                        text = re.sub(r"(\de-)0", r"\1", text).replace("learning_rate = 0.001", "learning_rate = 1e-3")
-                        yield from text.split(" | ")
+def assert_chinese(text, english=""):
+    """Names, code, quoted values, Python's messages and errors in a config stay; a word beside a word is English."""
+    assert not PROSE.search(re.sub(r"[\w.]+ = .*: must be.*", "", CODE.sub("", text))), (english, text)
+    assert not (HAN.search(text) and re.search(r"[。：，][.,:]", text)), (english, text)
+
+
+def assert_all_chinese(answers, folder, language):
+    for each in answers:
+        file = folder / f"{each.exercise}.py"
+        file.write_text(each.source, encoding="utf-8")
+        for finding in evaluate.folded(evaluate.check(registry.exercise(each.lab, each.exercise), file)):
+            for english, text in zip(finding[1:], translation.in_language(finding, language)[1:], strict=True):
+                assert_chinese(text, english)
+
+
+EVERY = [*mutants.references(), *mutants.wrong(), *mutants.near(), *mutants.right()]
 
 
 @pytest.mark.parametrize("language", OTHERS)
-def test_the_feedback_on_every_known_answer_has_no_english_sentence(language):
-    """Names, code, quoted values and errors in a config stay; a word beside another word would be English."""
-    texts = {text for text in shown() if not re.match(r"[\w.]+ = .*: must be", text)}
-    assert len(texts) > 1500
-    told = {text: translation.said(text, language) for text in texts}
-    assert {text: said for text, said in told.items() if PROSE.search(CODE.sub("", said))} == {}
-    assert not [said for said in told.values() if HAN.search(said) and re.search(r"[。：，][.,:]", said)]
+@pytest.mark.parametrize("lab", LABS)
+def test_the_feedback_on_every_known_answer_has_no_english_sentence(lab, language, tmp_path):
+    assert_all_chinese([each for each in EVERY if each.lab == lab and not mutants.trains(each)], tmp_path, language)
 
 
-TRIALS = [
-    "no crash, finite weights, at least 50% of the steps kept",
-    "crashed in torch.multinomial after 3 of 6 steps",
-    "stopped, 6 of 6 steps kept",
-    "ended by a guard after 2 of 6 steps",
-    "2 of 6 steps kept, none with an update",
-    "at least 3 of 6 steps kept",
-    "grad_norm 812 and kl 3 in steps kept",
-    "grad_norm below 10 or kl below 2 in every step kept",
-    "held-out reward 0.31 to 0.33, 0.02 more; 12 updates",
-    "held-out reward 0.3 to 0.3, 0 more; 12 updates; in another run 0.3 to 0.31, 0.01 more; 0.005 more in the mean",
-    "a rise above 0.04, in one run or in the mean of two",
-    "7 of 12 healthy steps were refused: a limit of a guard is too low.",
-    "cosine above 0.999, norm 0.99 to 1.01 times",
-    "cosine 0.5, norm 0.4 times",
-    "bad-batch: One corrupt sample: norm and KL spike, the reward looks fine",
-    "it was stopped after 10 s (line 3): does a loop never end? A right answer takes less than a second",
-    "guards: 'skip_nan' is not a guard of grpo_lab; `grpo-lab guards` lists them",
-    "f(a, b) cannot be called as f(<float>); keep the parameters that the cell came with",
-    "no function named k3; defined are k1, k2",
-    "a tensor of shape (8, 7), beginning [0, 0, 0], float32",
-    "zero-times-infinity with guards.skip_nonfinite=on, 3 steps, its first step twice",
-    'This is None; a tuple or a list is wanted. Write a tuple of texts, as in ("first", "second"), or ("only",)',
-    tiers.BUBBLEWRAP.contained,
-    NOT_REACHED,
-    f"{FAULT}no memory",
+@pytest.mark.slow
+@pytest.mark.parametrize("language", OTHERS)
+@pytest.mark.parametrize("place", sorted(mutants.TRAINED))
+def test_the_feedback_of_a_check_that_trains_has_no_english_sentence(place, language, tmp_path):
+    assert_all_chinese([each for each in EVERY if f"{each.lab}/{each.exercise}" == place], tmp_path, language)
+
+
+RAISED = ("ConfigError", "DataError", "NotYet", "Unanswered", "NotPlain", "Refused", "_Undecided", "Failed", "error")
+
+
+@pytest.mark.parametrize("language", OTHERS)
+@pytest.mark.parametrize(
+    "path", [PACKAGE / "errors.py", *PACKAGE.glob("course/*.py"), *PACKAGE.glob("grading/**/*.py"), *CHECKS], ids=str
+)
+def test_a_sentence_of_the_code_has_a_translation(path, language):
+    words = translation.texts(language)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+        if name in ("Sentence", "OfForm") or (name in RAISED and len(node.args) > 1):
+            template = node.args[0].value if isinstance(node.args[0], ast.Constant) else ""
+            assert template in words or not re.search("[a-z]", template)
+
+
+def raised(error, function, *given):
+    """The text of the error that a call raises."""
+    with pytest.raises(error) as caught:
+        function(*given)
+    return str(caught.value)
+
+
+def two(a, b):
+    """A function of two parameters."""
+
+
+LOSS = ("loss",)
+CALLED = Function("double", tuple)
+TEXTS = [
+    other_kind(None, "a tuple", "a list", "a text"),
+    shown(torch.zeros(8, 7)),
+    shown([*range(20)]),
+    shown({"a": (*range(20),)}),
+    shown(Span(1, 2)),
+    *(differs(got, [1.0]) for got in (None, "a", [2.0], [1.0, 2.0], (torch.ones(2),))),
+    *(differs(got, torch.ones(2)) for got in (torch.zeros(2), torch.ones(3), torch.ones(2).int())),
+    raised(ConfigError, trials.guards_of, ("skip_nan",)),
+    raised(ConfigError, trials.guards_of, {"warm_up": 3}),
+    raised(ConfigError, trials.guards_of, None),
+    raised(ConfigError, trials.overrides_of, ("mine.py:x",), LOSS),
+    raised(ConfigError, trials.overrides_of, ("run.seed=1",), LOSS),
+    raised(ConfigError, trials.affordable, Config().with_("loss.num_iterations=9")),
+    raised(NotYet, answers.calls, CALLED, answers.load({}), []),
+    raised(NotYet, answers.calls, CALLED, answers.load({"double": two}), [{"a": 1}]),
     str(unknown("setting", "loss.betta", ["loss.beta", "loss.delta"])),
+    str(unknown("setting", "x", ["loss.beta"])),
+    tiers.PROCESS.trust,
+    tiers.BUBBLEWRAP.trust,
+    Sentence(NOT_REACHED),
+    Sentence(FAULT, "no_memory"),
 ]
-"""Texts of checks that train, of errors, and of reports."""
+"""Texts of comparisons, of errors, and of reports."""
 
 
-@pytest.mark.parametrize("text", TRIALS)
+@pytest.mark.parametrize("text", TEXTS)
 def test_a_text_of_several_parts_is_chinese_with_the_same_numbers(text):
     said = translation.said(text, "zh")
-    assert not PROSE.search(CODE.sub("", said)) and HAN.search(said), said
+    assert HAN.search(said), said
+    assert_chinese(said, text)
     assert sorted(re.findall(r"\d[\d.]*", said)) == sorted(re.findall(r"\d[\d.]*", text)), said
 
 
 def test_what_the_learner_or_python_wrote_stays():
-    for got in ("'a text'", "'a healthy run'", "NameError: name 'x' is not defined (line 2)", "[1, 2] float32"):
-        finding = Finding(False, "a healthy run", got, got, "")
+    for got in ("'a text'", "a number", "nothing is returned", "NameError: name 'x' is not defined (line 2)"):
+        finding = Finding(False, "a healthy run", got, "[1, 2] float32", "")
         assert translation.in_language(finding, "zh") == finding._replace(what="健康的运行")
     assert translation.said("my sentence of tomorrow", "zh") == "my sentence of tomorrow"
+    assert "rows" in translation.said(raised(NotYet, answers.calls, CALLED, answers.load({"rows": two}), []), "zh")
+
+
+def test_an_answer_that_raises_a_text_of_ours_has_it_in_its_own_words(monkeypatch):
+    monkeypatch.setenv(messages.VARIABLE, "zh")
+    for own, shown_as in (
+        ("a number", "a number"),
+        (Sentence("nothing named {}", "a number"), "没有名为 a number 的值"),
+    ):
+        with pytest.raises(NotYet) as error, feedback_view.checking():
+            raise NotYet(own)
+        assert str(error.value) == shown_as
 
 
 def test_english_stays_english():
-    finding = Finding(False, "a healthy run", "1", "a number", "This is a text; a number is wanted.")
-    assert translation.in_language(finding, "en") is finding
+    finding = Finding(False, "a healthy run", "1", "a number", Sentence("at least {}", 1))
+    assert translation.in_language(finding, "en") == finding
 
 
 @pytest.fixture
@@ -161,14 +211,16 @@ two = ["其中两个", "二的两倍。"]
 half = "这是一半。"
 [feedback]
 "{} of mine" = "我的 {}"
+"{:.2f} of {}" = "{1} 的 {0}"
 """
 
 
 def test_a_lab_of_ones_own_is_translated_as_soon_as_it_has_the_words(own_lab):
-    texts = ("Not this.", "two of it", "Twice two.", "This is half.", "3 of mine")
+    parts = Sentence("{:.2f} of {}", 0.5, Sentence("two of it"))
+    texts = ("Not this.", "two of it", "Twice two.", "This is half.", Sentence("{} of mine", 3), parts)
     assert tuple(translation.said(text, "zh") for text in texts) == texts
     (own_lab / "zh" / "lab.toml").write_text(OWN_WORDS, encoding="utf-8")
-    said = ("不是这个。", "其中两个", "二的两倍。", "这是一半。", "我的 3")
+    said = ("不是这个。", "其中两个", "二的两倍。", "这是一半。", "我的 3", "其中两个 的 0.50")
     assert tuple(translation.said(text, "zh") for text in texts) == said
     (own_lab / "zh" / "lab.toml").write_text(OWN_WORDS.replace("一半", "半数"), encoding="utf-8")
     assert translation.said("This is half.", "zh") == "这是半数。"

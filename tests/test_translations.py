@@ -13,8 +13,8 @@ from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.algorithms import algorithm, algorithm_names
 from grpo_lab.config.catalog import model_settings, preset, scenario, scenario_names
 from grpo_lab.core.hooks import Action, Stage, Verdict
+from grpo_lab.errors import Sentence
 from grpo_lab.events import Ended, Evaluated, LinkNote, Started, Stepped
-from grpo_lab.messages import Sentence
 from grpo_lab.metrics import LINKS, METRICS
 from grpo_lab.paths import data_tables
 from grpo_lab.runs.crashes import classify_crash

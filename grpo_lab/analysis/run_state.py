@@ -11,9 +11,8 @@ from grpo_lab.analysis.series import decimate as decimate
 from grpo_lab.analysis.series import shown as shown
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.core.hooks import Action, Verdict
-from grpo_lab.errors import GrpoLabError
+from grpo_lab.errors import GrpoLabError, Sentence
 from grpo_lab.events import Changed, Ended, Evaluated, Event, Resumed, Started, Stepped
-from grpo_lab.messages import Sentence
 from grpo_lab.metrics import metric, of_objective, of_run
 from grpo_lab.runs.first_break import ChainBreak, first_break, statuses
 from grpo_lab.runs.outcome import Learned, Outcome, outcome, poisoned

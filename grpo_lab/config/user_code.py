@@ -8,10 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from grpo_lab.errors import ConfigError, GrpoLabError, unknown
+from grpo_lab.errors import ConfigError, GrpoLabError, Sentence, unknown
 
 FORM = "path/to/file.py:name"
-IN_A_FILE = "{path}: importing it raised {said}; mend the file"
 LONGEST = 300
 """Number of characters of an error's message that are shown."""
 T = TypeVar("T")
@@ -73,11 +72,11 @@ def load(name: str, error: type[GrpoLabError] = ConfigError) -> Any:
 
 
 def execute(
-    path: Path, error: type[GrpoLabError] = ConfigError, words: str = IN_A_FILE, source: bytes | str | None = None
+    path: Path, error: type[GrpoLabError] = ConfigError, in_a_cell: bool = False, source: bytes | str | None = None
 ) -> ModuleType:
     """The module in a file, or of a source text as if it were in this file, executed at each call.
 
-    Raises `error`, with a message made of `words`, the path, and the error that the code raised with its line.
+    Raises `error` with the error that the code raised, its line, and the path; a learner has a cell, and knows no file.
     """
     if source is None:  # not imported: Python's cached bytecode is stale when a file changes within the same second
         path, source = path.resolve(), path.read_bytes()
@@ -89,7 +88,9 @@ def execute(
         exec(compile(source, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as raised:
         del sys.modules[module.__name__]
-        raise _usage(error(words.format(path=path, said=said(raised, path)))) from raised
+        in_a_file = Sentence("{}: importing it raised {}; mend the file", path, said(raised, path))
+        cell = Sentence("the cell raised {}; correct the cell", said(raised, path))
+        raise _usage(error(cell if in_a_cell else in_a_file)) from raised
     return module
 
 

@@ -14,14 +14,12 @@ from torch import Tensor
 
 from grpo_lab.config import user_code
 from grpo_lab.course.exercises import Function, Values
-from grpo_lab.errors import NotYet, Unanswered
+from grpo_lab.errors import GrpoLabError, NotYet, Sentence, Unanswered
 
 MAGIC = "exercise"
 """The cell magic that makes a cell an answer: its first line is `%%exercise <name>`."""
 STUB = "...  # your answer"
 """The line of a learner's cell that the answer replaces."""
-IN_THE_CELL = "the cell raised {said}; correct the cell"
-"""The words about code that raises; a learner has a cell, and knows no file."""
 _STUB = re.compile(r"^[^#\n]*\.\.\.[ \t]*#[ \t]*your answer", re.MULTILINE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_DEPTH, MAX_LENGTH, MAX_TEXT, MAX_ELEMENTS, MAX_BITS = 6, 1_000, 20_000, 1_000_000, 1_023
@@ -36,7 +34,7 @@ class Given(NamedTuple):
     error: str = ""
 
 
-class NotPlain(Exception):
+class NotPlain(GrpoLabError):
     """A value that is no plain data, or exceeds its limits."""
 
 
@@ -68,10 +66,10 @@ def load(answer: Answer) -> ModuleType:
         return module
     path = Path(answer)
     if not path.is_file():
-        raise Unanswered(f"{path.stem}: no answer yet; run the cell that begins with %%exercise {path.stem}")
+        raise Unanswered("{}: no answer yet; run the cell that begins with %%exercise {}", path.stem, path.stem)
     if line := stub_line(path.read_text(encoding="utf-8")):
-        raise Unanswered(f"{path.stem}: waits for your answer in line {line}, in place of `{STUB}`")
-    return user_code.execute(path, NotYet, IN_THE_CELL)
+        raise Unanswered("{}: waits for your answer in line {}, in place of `{}`", path.stem, line, STUB)
+    return user_code.execute(path, NotYet, in_a_cell=True)
 
 
 def stub_line(source: str) -> int | None:
@@ -92,7 +90,8 @@ def calls(check: Function, module: ModuleType, inputs: Sequence[Mapping[str, Any
     function = getattr(module, check.name, None)
     if not callable(function):
         defined = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise NotYet(f"no function named {check.name}; defined are {', '.join(defined) or 'none'}")
+        names = ", ".join(defined) or Sentence("none")
+        raise NotYet("no function named {}; defined are {}", check.name, names)
     fitting = _fitting(check.name, function)
     return [called(check, fitting, module, copy.deepcopy(dict(each))) for each in inputs]
 
@@ -109,8 +108,8 @@ def _fitting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             signature.bind(*args, **named)
         except TypeError:
             call = ", ".join([*(f"<{type(each).__name__}>" for each in args), *named])
-            got = f"{name}({', '.join(signature.parameters)}) cannot be called as {name}({call})"
-            raise NotYet(f"{got}; keep the parameters that the cell came with") from None
+            said = "{} cannot be called as {}; keep the parameters that the cell came with"
+            raise NotYet(said, f"{name}({', '.join(signature.parameters)})", f"{name}({call})") from None
         return function(*args, **named)
 
     return fitting
@@ -121,8 +120,8 @@ def values(check: Values, module: ModuleType) -> dict[str, Given]:
     found = {}
     for name in check.names:
         if (value := getattr(module, name, None)) is ...:
-            raise Unanswered(f"{name} waits for your answer, in place of `...`")
-        found[name] = _plain_or_not(value) if hasattr(module, name) else Given(error=f"nothing named {name}")
+            raise Unanswered("{} waits for your answer, in place of `...`", name)
+        found[name] = _plain_or_not(value) if hasattr(module, name) else Given(error=Sentence("nothing named {}", name))
     return found
 
 
@@ -132,7 +131,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     An instance of a subclass becomes one of the plain type. Raises NotPlain for any other type, and beyond a limit.
     """
     if depth > MAX_DEPTH:
-        raise NotPlain(f"data nested deeper than {MAX_DEPTH}")
+        raise NotPlain("data nested deeper than {}", MAX_DEPTH)
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
@@ -140,9 +139,9 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Tensor):
         return _tensor(value)
     if not isinstance(value, tuple | list | dict):
-        raise NotPlain(f"a value of type {type(value).__name__}; give numbers, texts, tensors, or lists of them")
+        raise NotPlain("a value of type {}; give numbers, texts, tensors, or lists of them", type(value).__name__)
     if len(value) > MAX_LENGTH:
-        raise NotPlain(f"{len(value):,} items; at most {MAX_LENGTH:,}")
+        raise NotPlain("{:,} items; at most {:,}", len(value), MAX_LENGTH)
     if isinstance(value, dict):
         return {_scalar(key): plain(item, depth + 1) for key, item in value.items()}
     kind = tuple if isinstance(value, tuple) else list
@@ -154,11 +153,11 @@ def _tensor(value: Tensor) -> Tensor:
     value = value.detach()  # first, because a subclass may answer for every attribute
     if value.layout != torch.strided or value.is_nested:
         layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
-        raise NotPlain(f"a tensor of layout {layout}; give a dense one, with a number in each place")
+        raise NotPlain("a tensor of layout {}; give a dense one, with a number in each place", layout)
     if value.is_meta:
-        raise NotPlain("a tensor of device meta, which holds no numbers; give one with numbers")
+        raise NotPlain(Sentence("a tensor of device meta, which holds no numbers; give one with numbers"))
     if value.numel() > MAX_ELEMENTS:
-        raise NotPlain(f"a tensor of {value.numel():,} elements; at most {MAX_ELEMENTS:,}")
+        raise NotPlain("a tensor of {:,} elements; at most {:,}", value.numel(), MAX_ELEMENTS)
     return value.cpu().clone().as_subclass(Tensor)
 
 
@@ -167,15 +166,15 @@ def _scalar(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str) and len(value) > MAX_TEXT:
-        raise NotPlain(f"a text of {len(value):,} characters; at most {MAX_TEXT:,}")
+        raise NotPlain("a text of {:,} characters; at most {:,}", len(value), MAX_TEXT)
     if isinstance(value, str) and _SURROGATE.search(value):
-        raise NotPlain("a text with half of a surrogate pair, which is no character; leave it out")
+        raise NotPlain(Sentence("a text with half of a surrogate pair, which is no character; leave it out"))
     if isinstance(value, int) and int(value).bit_length() > MAX_BITS:
-        raise NotPlain(f"a whole number of more than {MAX_BITS:,} bits")
+        raise NotPlain("a whole number of more than {:,} bits", MAX_BITS)
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)
-    raise NotPlain(f"a key of type {type(value).__name__}; give texts or numbers")
+    raise NotPlain("a key of type {}; give texts or numbers", type(value).__name__)
 
 
 def called(check: Function, function: Any, module: ModuleType, inputs: Mapping[str, Any]) -> Given:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_lab.errors import Sentence, joined, listed
+
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
 """Relative, by type of number."""
 USUAL, NEAR_ZERO = 1e-4, 1e-6
@@ -17,7 +19,10 @@ SHOWN = 12
 """Items of a tensor or list that are shown in full."""
 
 
-class OfForm(str):
+ELEMENTS = "{} of {} elements differ"
+
+
+class OfForm(Sentence):
     """A difference of type, shape or length, found before any number was compared."""
 
 
@@ -52,7 +57,7 @@ def differs(got: Any, expected: Any) -> str:
         return _numbers(got, expected.nearest(got) if isinstance(got, int | float) else expected.low)
     if isinstance(expected, bool | str) or expected is None:
         right = type(got) is type(expected) and got == expected
-        return "" if right else "the value differs" if type(got) is type(expected) else _kinds(got, expected)
+        return "" if right else Sentence("the value differs") if type(got) is type(expected) else _kinds(got, expected)
     if isinstance(expected, int | float):
         return _numbers(got, expected)
     if isinstance(expected, dict):
@@ -77,7 +82,7 @@ def kind(value: Any) -> str:
     >>> kind("1.5"), kind(1.5), kind((1, 2)), kind(True)
     ('a text', 'a number', 'a tuple', 'True or False')
     """
-    return next((words for types, words in _KINDS if isinstance(value, types)), f"a {type(value).__name__}")
+    return next((Sentence(words) for types, words in _KINDS if isinstance(value, types)), f"a {type(value).__name__}")
 
 
 def other_kind(got: Any, *wanted: str) -> str:
@@ -86,7 +91,8 @@ def other_kind(got: Any, *wanted: str) -> str:
     >>> other_kind("1.5", "a number"), other_kind(1.5, "a number")
     ('This is a text; a number is wanted.', '')
     """
-    return "" if kind(got) in wanted else f"This is {kind(got)}; {' or '.join(wanted)} is wanted."
+    options = listed("{} or {}", [Sentence(each) for each in wanted])
+    return "" if kind(got) in wanted else Sentence("This is {}; {} is wanted.", kind(got), options)
 
 
 _KINDS = (
@@ -103,45 +109,46 @@ _KINDS = (
 
 
 def _kinds(got: Any, expected: Any) -> str:
-    return OfForm(f"this is {kind(got)}; {kind(expected)} is wanted")
+    return OfForm("this is {}; {} is wanted", kind(got), kind(expected))
 
 
 def _numbers(got: Any, expected: float) -> str:
     if not is_number(got):
         return _kinds(got, expected)
     same = got == expected or (got != got and expected != expected)
-    return "" if same or math.isclose(got, expected, rel_tol=USUAL, abs_tol=NEAR_ZERO) else "the number differs"
+    close = same or math.isclose(got, expected, rel_tol=USUAL, abs_tol=NEAR_ZERO)
+    return "" if close else Sentence("the number differs")
 
 
 def _tensors(got: Any, expected: Tensor) -> str:
     if not isinstance(got, Tensor):
         return _kinds(got, expected)
     if got.shape != expected.shape:
-        return OfForm(f"the shape is {tuple(got.shape)}, not {tuple(expected.shape)}")
+        return OfForm("the shape is {}, not {}", tuple(got.shape), tuple(expected.shape))
     if got.dtype != expected.dtype:
-        return OfForm(f"the type is {_dtype(got)}, not {_dtype(expected)}")
+        return OfForm("the type is {}, not {}", _dtype(got), _dtype(expected))
     if expected.is_floating_point():
         relative = TOLERANCE.get(expected.dtype, USUAL)
         close = torch.isclose(got, expected, rtol=relative, atol=NEAR_ZERO, equal_nan=True)
     else:
         close = got == expected
     wrong = int((~close).sum())
-    return f"{wrong} of {close.numel()} elements differ" if wrong else ""
+    return Sentence(ELEMENTS, wrong, close.numel()) if wrong else ""
 
 
 def _in_a_row(got: Any, expected: Any) -> str:
     if len(got) == len(expected):
         return _items(dict(enumerate(got)), dict(enumerate(expected)))
     # The length of a tuple is its form; that of a list is often the answer, as in a list of steps.
-    kind = OfForm if isinstance(expected, tuple) else str
-    return kind(f"the number of items is {len(got)}, not {len(expected)}")
+    kind = OfForm if isinstance(expected, tuple) else Sentence
+    return kind("the number of items is {}, not {}", len(got), len(expected))
 
 
 def _items(got: dict[Any, Any], expected: dict[Any, Any]) -> str:
     if set(got) != set(expected):
-        return OfForm(f"the items are {shown(list(got))}, not {shown(list(expected))}")
+        return OfForm("the items are {}, not {}", shown(list(got)), shown(list(expected)))
     found = ((name, differs(got[name], expected[name])) for name in expected)
-    return next((type(each)(f"item {name!r}: {each}") for name, each in found if each), "")
+    return next((type(each)("item {}: {}", repr(name), each) for name, each in found if isinstance(each, Sentence)), "")
 
 
 def _dtype(tensor: Tensor) -> str:
@@ -175,19 +182,22 @@ def shown(value: Any, digits: int = DIGITS) -> str:
     >>> shown(torch.tensor([1.0, 2.5])), shown((1, 0.123456)), shown("b")
     ('[1, 2.5] float32', '(1, 0.1235)', "'b'")
     """
+    if isinstance(value, Tensor) and value.numel() > 4 * SHOWN and value.shape:
+        begin = _nested(value.flatten()[:SHOWN], digits)
+        return Sentence("a tensor of shape {}, beginning {}, {}", tuple(value.shape), begin, _dtype(value))
     if isinstance(value, Tensor):
         return f"{_nested(value, digits)} {_dtype(value)}"
     if isinstance(value, float):
         return f"{value:.{digits}g}"
     if isinstance(value, Span):
         low, high = shown(value.low, digits), shown(value.high, digits)
-        return low if low == high else f"{low} to {high}"
+        return low if low == high else Sentence("{} to {}", low, high)
     if isinstance(value, dict):
-        return "{" + _joined([f"{name!r}: {shown(item, digits)}" for name, item in value.items()]) + "}"
+        return _in_brackets("{", [_pair(repr(name), shown(item, digits)) for name, item in value.items()], "}")
     if isinstance(value, tuple | list):
         left, right = "()" if isinstance(value, tuple) else "[]"
         comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
-        return left + _joined([shown(item, digits) for item in value]) + comma + right
+        return _in_brackets(left, [shown(item, digits) for item in value], comma + right)
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:196]} ..."
 
@@ -195,10 +205,16 @@ def shown(value: Any, digits: int = DIGITS) -> str:
 def _nested(tensor: Tensor, digits: int) -> str:
     if not tensor.shape:
         return f"{tensor.item():.{digits}g}" if tensor.is_floating_point() else str(tensor.item())
-    if tensor.numel() > 4 * SHOWN:
-        return f"a tensor of shape {tuple(tensor.shape)}, beginning {_nested(tensor.flatten()[:SHOWN], digits)},"
     return "[" + ", ".join(_nested(row, digits) for row in tensor) + "]"
 
 
-def _joined(texts: list[str]) -> str:
-    return ", ".join(texts if len(texts) <= SHOWN else [*texts[:SHOWN], f"and {len(texts) - SHOWN} more"])
+def _pair(name: str, item: str) -> str:
+    return Sentence("{0}: {1}", name, item) if isinstance(item, Sentence) else f"{name}: {item}"
+
+
+def _in_brackets(left: str, texts: list[str], right: str) -> str:
+    """A collection; it is a sentence where a part of it is one, or where it is cut."""
+    short = texts[:SHOWN]
+    row = joined(", ", short) if any(isinstance(each, Sentence) for each in short) else ", ".join(short)
+    row = row if len(texts) <= SHOWN else Sentence("{}, and {} more", row, len(texts) - SHOWN)
+    return Sentence(f"{left}{{}}{right}", row) if isinstance(row, Sentence) else f"{left}{row}{right}"

@@ -6,7 +6,6 @@ gives the cases, `run` calls the answer there, and `judged` compares the plain d
 
 import copy
 import random
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from torch import Tensor
 
 from grpo_lab.course import answers
 from grpo_lab.course.answers import Answer, Given, NotPlain
-from grpo_lab.course.compare import OfForm, differs, shown, shown_apart
+from grpo_lab.course.compare import ELEMENTS, OfForm, differs, shown, shown_apart
 from grpo_lab.course.exercises import Case, Exercise, Finding, Function, Mistake, Values
 from grpo_lab.course.relations import applied, mapped
 from grpo_lab.course.time_limit import time_limit
-from grpo_lab.errors import GrpoLabError, NotYet
+from grpo_lab.errors import GrpoLabError, NotYet, Sentence
 
 SECONDS = 10.0
 """The time that an answer's own code may take for all test inputs, as in a grader's sandbox by default."""
@@ -36,8 +35,8 @@ def check(exercise: Exercise, answer: Answer, seed: int = 0) -> list[Finding]:
         with time_limit(SECONDS, file):
             given = run(exercise, answer, [case.inputs for case in cases])
     except NotYet as error:
-        text = " ".join(str(error).split("\n"))
-        return [Finding(False, "the cell as a whole", text, "code that runs", "Nothing else was looked at so far.")]
+        why = "Nothing else was looked at so far."
+        return [Finding(False, "the cell as a whole", str(error), "code that runs", why)]
     return judged(exercise, given, cases, seed)
 
 
@@ -96,16 +95,18 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
     """
     same: dict[object, list[Finding]] = {}
     for place, finding in enumerate(findings):
-        reason = (_COUNT.sub("", finding.why), finding.got if finding.why == NO_VALUE else "")
+        why = finding.why
+        if isinstance(why, Sentence) and why.template == _COUNTED:
+            why = why.values[-1]  # one mistake may spoil another number of elements
+        reason = (why, finding.got if finding.why == NO_VALUE else "")
         same.setdefault(place if finding.right else reason, []).append(finding)
     return [
-        first._replace(what=f"{first.what}, and {len(others)} more like it") if others else first
+        first._replace(what=Sentence("{}, and {} more like it", Sentence(first.what), len(others))) if others else first
         for first, *others in same.values()
     ]
 
 
-_COUNT = re.compile(r"^\d+ of \d+ elements differ\. ")
-"""What two findings about the same mistake may differ in."""
+_COUNTED = f"{ELEMENTS}. {{}}"
 NO_VALUE = "No comparable value came back; mend that first."
 
 
@@ -116,9 +117,10 @@ def _about_case(case: Case, given: Given, may_be_none: bool, known: str) -> Find
     # The case's own text explains a wrong value, and would explain another mistake where the form is wrong.
     wrong_form = isinstance(difference, OfForm) and not (given.value is None and may_be_none)
     why = "" if wrong_form else known
-    if not why:
+    if isinstance(difference, Sentence) and not why:
         rest = "Mend that first." if wrong_form else case.why
-        why = f"{difference[:1].upper()}{difference[1:]}. {rest}"
+        template = f"{difference.template[:1].upper()}{difference.template[1:]}. {{}}"
+        why = Sentence(template, *difference.values, Sentence(rest))
     got, expected = shown(given.value), shown(case.expected)
     if difference:
         got, expected = shown_apart(given.value, case.expected)
@@ -149,7 +151,7 @@ def _without_tensors(given: Given) -> Given:
 
     def number(value: Any) -> Any:
         if isinstance(value, Tensor) and value.shape:
-            raise NotPlain(f"a tensor of shape {tuple(value.shape)}; give numbers, or a list of them")
+            raise NotPlain("a tensor of shape {}; give numbers, or a list of them", tuple(value.shape))
         return value.item() if isinstance(value, Tensor) else value
 
     try:

@@ -5,6 +5,7 @@ from typing import Any
 
 from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Finding, Prediction, Values
+from grpo_lab.errors import Sentence
 
 
 def letter(given: Any) -> Any:
@@ -23,9 +24,9 @@ def choice(right: str, wrong: Mapping[str, str], name: str = "answer") -> Values
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         got = letter(values[name])
         why = wrong.get(got) if isinstance(got, str) else None
-        expected = "another letter" if why else f"one of {letters}"
+        expected = "another letter" if why else Sentence("one of {}", letters)
         if not why and got != right:
-            expected = f"one of {letters}, in quotes"
+            expected = Sentence("one of {}, in quotes", letters)
         why = other_kind(got, "a text") or why or "This is none of them."
         yield Finding(got == right, "the letter chosen", shown(got), expected, why)
 
@@ -39,7 +40,7 @@ def prediction(letters: str, outcome: str, runs: int = 1, name: str = "answer") 
         got = letter(values[name])
         made = isinstance(got, str) and len(got) == 1 and got in letters
         why = other_kind(got, "a text") or "A prediction is one of the letters; it need not come true."
-        yield Finding(made, "your prediction", shown(got), f"one of {', '.join(letters)}, in quotes", why)
+        yield Finding(made, "your prediction", shown(got), Sentence("one of {}, in quotes", ", ".join(letters)), why)
 
     return Prediction((name,), judge, outcome, runs)
 
@@ -51,7 +52,8 @@ def text(words: int = 5, name: str = "answer") -> Values:
         got = values[name]
         count = len(got.split()) if isinstance(got, str) else 0
         why = other_kind(got, "a text") or "Write it in your own words; a person reads it."
-        yield Finding(count >= words, "your words", f"{count} words", f"{words} words or more", why)
+        got, expected = Sentence("{} words", count), Sentence("{} words or more", words)
+        yield Finding(count >= words, "your words", got, expected, why)
 
     return Values((name,), judge)
 
@@ -81,6 +83,7 @@ def saved_run(guard: str, step: int) -> Values:
             if is_number(got) and got > 1
             else "The second diamond in the plot, and `after` in the summary."
         )
-        yield Finding(right, "held_out", shown(got), f"the reward after the run, at least {LEAST_SAVED:g}", why)
+        expected = Sentence("the reward after the run, at least {:g}", LEAST_SAVED)
+        yield Finding(right, "held_out", shown(got), expected, why)
 
     return Values(("ended", "guard", "acted", "held_out"), judge)

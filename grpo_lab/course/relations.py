@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from grpo_lab.course.exercises import Case, Relation
+from grpo_lab.errors import Sentence, listed
 
 FACTORS = (0.25, 0.5, 2.0, 4.0)
 """Powers of two: scaling by them is exact."""
-LINES = {0: "rows", 1: "columns"}
+LINES = {0: Sentence("rows"), 1: Sentence("columns")}
 T = TypeVar("T")
 
 
@@ -31,7 +32,8 @@ def applied(relations: Sequence[Relation], case: Case, draw: random.Random) -> C
 
 def changed(case: Case, how: str, expected: Any, **inputs: Any) -> Case:
     """The case with other inputs, another expected value, and the change in words."""
-    return case._replace(what=f"{case.what}, {how}", inputs={**case.inputs, **inputs}, expected=expected)
+    what = Sentence("{}, {}", Sentence(case.what), Sentence(how))
+    return case._replace(what=what, inputs={**case.inputs, **inputs}, expected=expected)
 
 
 def permuted(*names: str, dim: int = 0, result: bool = True) -> Relation:
@@ -45,7 +47,8 @@ def permuted(*names: str, dim: int = 0, result: bool = True) -> Relation:
         order = reordered(case.inputs[names[0]].shape[dim], draw)
         if len(order) < 2:
             return case
-        return _along(case, names, f"{LINES[dim]} in another order", lambda x: x[_at(dim, order)], dim, result)
+        how = Sentence("{} in another order", LINES[dim])
+        return _along(case, names, how, lambda x: x[_at(dim, order)], dim, result)
 
     return relation
 
@@ -54,7 +57,8 @@ def repeated(*names: str, dim: int = 0, result: bool = True) -> Relation:
     """Repeat every row or column of these inputs, and with `result` of the expected value alike."""
 
     def relation(case: Case, draw: random.Random) -> Case:
-        return _along(case, names, f"{LINES[dim]} given twice", lambda x: torch.cat([x, x], dim), dim, result)
+        how = Sentence("{} given twice", LINES[dim])
+        return _along(case, names, how, lambda x: torch.cat([x, x], dim), dim, result)
 
     return relation
 
@@ -73,7 +77,7 @@ def padded(mask: str = "", result: bool = True, **fills: float) -> Relation:
         if mask:
             inputs[mask] = _wider(case.inputs[mask], more, 0)
         expected = _tensors(case.expected, 1, lambda x: _wider(x, more, 0)) if result else case.expected
-        return changed(case, f"{more} more columns", expected, **inputs)
+        return changed(case, Sentence("{} more columns", more), expected, **inputs)
 
     return relation
 
@@ -84,7 +88,8 @@ def scaled(*names: str, power: int = 0) -> Relation:
     def relation(case: Case, draw: random.Random) -> Case:
         factor = draw.choice(FACTORS)
         inputs = {name: times(case.inputs[name], factor) for name in names}
-        return changed(case, f"{' and '.join(names)} times {factor:g}", times(case.expected, factor**power), **inputs)
+        how = Sentence("{} times {:g}", listed("{} and {}", names), factor)
+        return changed(case, how, times(case.expected, factor**power), **inputs)
 
     return relation
 
@@ -95,7 +100,8 @@ def shifted(*names: str, by: Sequence[float] = (-2.0, -1.0, -0.5)) -> Relation:
     def relation(case: Case, draw: random.Random) -> Case:
         amount = draw.choice(by)
         inputs = {name: case.inputs[name] + amount for name in names}
-        return changed(case, f"{' and '.join(names)} moved by {amount:g}", case.expected, **inputs)
+        how = Sentence("{} moved by {:g}", listed("{} and {}", names), amount)
+        return changed(case, how, case.expected, **inputs)
 
     return relation
 
@@ -105,7 +111,7 @@ def without_use(*names: str) -> Relation:
 
     def relation(case: Case, draw: random.Random) -> Case:
         inputs = {name: torch.full_like(case.inputs[name], math.nan) for name in names}
-        return changed(case, f"NaN in {' and '.join(names)}", case.expected, **inputs)
+        return changed(case, Sentence("NaN in {}", listed("{} and {}", names)), case.expected, **inputs)
 
     return relation
 
@@ -118,7 +124,7 @@ def elementwise(name: str) -> Relation:
         order = reordered(count, draw)
         shape = draw.choice([(count,), (count, 1), (1, count), *([] if count % 2 else [(2, count // 2)])])
         expected, given = (x.reshape(-1)[order].reshape(shape) for x in (case.expected, case.inputs[name]))
-        return changed(case, f"in another order and as {shape}", expected, **{name: given})
+        return changed(case, Sentence("in another order and as {}", shape), expected, **{name: given})
 
     return relation
 

@@ -49,8 +49,8 @@ def time_limit(seconds: float, file: str) -> Iterator[None]:
         if not fired.is_set():
             raise  # by the user
         where = user_code.said(error, file).partition(" ")[2]
-        text = f"it was stopped after {f'{seconds:g} s {where}'.rstrip()}"
-        raise NotYet(f"{text}: does a loop never end? A right answer takes less than a second") from None
+        text = "it was stopped after {}: does a loop never end? A right answer takes less than a second"
+        raise NotYet(text, f"{seconds:g} s {where}".rstrip()) from None
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from grpo_lab.config.schema import Config, Switches
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.course.compare import beside, other_kind, shown
 from grpo_lab.course.exercises import Finding
-from grpo_lab.errors import ConfigError
+from grpo_lab.errors import ConfigError, Sentence, listed
 from grpo_lab.events import Event, Stepped
 from grpo_lab.runs.session import Session, View
 from grpo_lab.training.guards import GUARDS
@@ -54,9 +54,10 @@ def guards_of(value: Any) -> Switches:
     named = value if isinstance(value, Mapping) else dict.fromkeys(_texts(value, "guards"))
     for name, settings in named.items():
         if name not in GUARDS:
-            raise ConfigError(f"guards: {name!r} is not a guard of grpo_lab; `grpo-lab guards` lists them")
+            raise ConfigError("guards: {} is not a guard of grpo_lab; `grpo-lab guards` lists them", repr(name))
         if not isinstance(settings, Mapping | None):
-            raise ConfigError(f"guards: {name!r}: {settings!r}: write a dictionary, as in {{'limit': 10}}, or None")
+            said = "guards: {}: {}: write a dictionary, as in {'limit': 10}, or None"
+            raise ConfigError(said, repr(name), repr(settings))
     return {name: {**known[name], **(settings or {})} for name, settings in named.items()}
 
 
@@ -68,9 +69,11 @@ def overrides_of(value: Any, sections: Sequence[str]) -> tuple[str, ...]:
     texts = _texts(value, "overrides")
     for text in texts:
         if user_code.is_own(text):
-            raise ConfigError(f"overrides: {text!r} names a file, and your own files are not run here; name a formula")
+            said = "overrides: {} names a file, and your own files are not run here; name a formula"
+            raise ConfigError(said, repr(text))
         if text.partition(".")[0].strip() not in sections:
-            raise ConfigError(f"overrides: {text!r} cannot be set here; only settings of {', '.join(sections)} can")
+            known = ", ".join(sections)
+            raise ConfigError("overrides: {} cannot be set here; only settings of {} can", repr(text), known)
     return texts
 
 
@@ -82,7 +85,8 @@ def affordable(config: Config) -> Config:
     }
     for setting, (value, most) in limits.items():
         if value > most:
-            raise ConfigError(f"{setting} = {value:,}: at most {most} here, where runs are short; take a smaller one")
+            said = "{} = {:,}: at most {} here, where runs are short; take a smaller one"
+            raise ConfigError(said, setting, value, most)
     return config
 
 
@@ -90,7 +94,7 @@ def _texts(value: Any, what: str) -> tuple[str, ...]:
     """The tuple of texts. Raises ConfigError for anything else."""
     if not isinstance(value, tuple | list) or not all(isinstance(text, str) for text in value):
         kind = other_kind(value, "a tuple", "a list") or f"{what} = {value!r}:"
-        raise ConfigError(f'{kind} Write a tuple of texts, as in ("first", "second"), or ("only",)')
+        raise ConfigError('{} Write a tuple of texts, as in ("first", "second"), or ("only",)', kind)
     return tuple(value)
 
 
@@ -130,30 +134,33 @@ def survives(config: Config, what: str, seed: int, why: str, expect: Expectation
     result = judged(session, expect)
     if failed := _failed(result, session.events, expect):
         return Finding(False, what, *failed, why)
-    got = f"{result.fate}, {result.finished - result.refused} of {result.asked} steps kept"
-    return Finding(True, what, got, f"no crash, finite weights, at least {LEAST_KEPT:.0%} of the steps kept", why)
+    kept = result.finished - result.refused
+    got = Sentence("{}, {} of {} steps kept", Sentence(result.fate), kept, result.asked)
+    expected = Sentence("no crash, finite weights, at least {:.0%} of the steps kept", LEAST_KEPT)
+    return Finding(True, what, got, expected, why)
 
 
 def _failed(result: Measurement, events: Sequence[Event], expect: Expectation | None) -> tuple[str, str] | None:
     """The number of the first criterion that failed and its limit, or None."""
-    steps = f"{result.finished} of {result.asked} steps"
+    steps = Sentence("{} of {} steps", result.finished, result.asked)
     if result.fate == Fate.HALTED:
-        return f"ended by a guard after {steps}", f"all {result.asked} steps run"
+        return Sentence("ended by a guard after {}", steps), Sentence("all {} steps run", result.asked)
     if result.fate in (Fate.CRASHED, Fate.FAILED):
-        return f"{result.fate} in {result.crash or result.message} after {steps}", "no crash"
+        return Sentence("{} in {} after {}", Sentence(result.fate), result.crash or result.message, steps), "no crash"
     if result.fate == Fate.BROKEN:
-        return "weights that are NaN or inf after the last step", "every weight finite"
+        return Sentence("weights that are NaN or inf after the last step"), "every weight finite"
     if result.fate == Fate.SHOWN and expect:
         kept = [event.metrics for event in events if isinstance(event, Stepped) and not event.refused]
         most = {name: max(step.get(name, -math.inf) for step in kept) for name in expect.metrics}
-        reached = " and ".join(f"{name} {beside(value, expect.metrics[name])}" for name, value in most.items())
-        limits = " or ".join(f"{name} below {limit:g}" for name, limit in expect.metrics.items())
-        return f"{reached} in steps kept", f"{limits} in every step kept"
+        reached = [f"{name} {beside(value, expect.metrics[name])}" for name, value in most.items()]
+        limits = [Sentence("{} below {:g}", name, limit) for name, limit in expect.metrics.items()]
+        got = Sentence("{} in steps kept", listed("{} and {}", reached))
+        return got, Sentence("{} in every step kept", listed("{} or {}", limits))
     kept, least = result.finished - result.refused, math.ceil(LEAST_KEPT * result.asked)
     if kept < least or not result.updates:
-        got = f"{kept} of {result.asked} steps kept"
-        got = got if kept < least else f"{got}, none with an update"
-        return got, f"at least {least} of {result.asked} steps kept"
+        got = Sentence("{} of {} steps kept", kept, result.asked)
+        got = got if kept < least else Sentence("{}, none with an update", got)
+        return got, Sentence("at least {} of {} steps kept", least, result.asked)
     return None
 
 
@@ -161,7 +168,7 @@ def stops(name: str, guards: Switches, seed: int, why: str, *overrides: str) -> 
     """Whether guards stop a scenario's failure."""
     case = scenario(name)
     config = case.config().with_(*overrides).with_guards(guards)
-    return survives(config, f"{name}: {case.title}", seed, why, case.expect)
+    return survives(config, Sentence("{}: {}", name, Sentence(case.title)), seed, why, case.expect)
 
 
 def learns(config: Config, seed: int, what: str = "a healthy run learns") -> Iterator[Finding]:
@@ -172,20 +179,20 @@ def learns(config: Config, seed: int, what: str = "a healthy run learns") -> Ite
     session = run(config.with_(*LESSON), seed)
     result = judged(session)
     gained = _gain(result)
-    got = f"held-out reward {_rise(result)}; {result.updates} updates"
+    got = Sentence("held-out reward {}; {} updates", _rise(result), result.updates)
     if not result.survived:
-        got = f"{result.fate} after {result.finished} steps"
+        got = Sentence("{} after {} steps", Sentence(result.fate), result.finished)
     elif gained <= LEAST_GAIN:
         again = judged(run(config.with_(*LESSON), seeds.derive(seed, 1, "lesson")))
         gained = _gain(result, again)
-        got = f"{got}; in another run {_rise(again)}; {beside(gained, LEAST_GAIN)} more in the mean"
+        got = Sentence("{}; in another run {}; {} more in the mean", got, _rise(again), beside(gained, LEAST_GAIN))
     fine = result.survived and gained > LEAST_GAIN
-    expected = f"a rise above {LEAST_GAIN}, in one run or in the mean of two"
+    expected = Sentence("a rise above {}, in one run or in the mean of two", LEAST_GAIN)
     yield Finding(fine, what, got, expected, _no_lesson(result, gained))
     acted = _acted(session)
     why = "A guard that acts on a healthy run changes its training; leave it out, or raise its limit."
     what = "no guard acts in it (a warm-up may)"
-    yield Finding(not acted, what, ", ".join(acted) or "none acted", "none acted", why)
+    yield Finding(not acted, what, ", ".join(acted) or Sentence("none acted"), "none acted", why)
 
 
 def _gain(*results: Measurement) -> float:
@@ -193,8 +200,8 @@ def _gain(*results: Measurement) -> float:
     return round(statistics.fmean(result.gained for result in results), 9)
 
 
-def _rise(result: Measurement) -> str:
-    return f"{shown(result.before)} to {shown(result.after)}, {beside(_gain(result), LEAST_GAIN)} more"
+def _rise(result: Measurement) -> Sentence:
+    return Sentence("{} to {}, {} more", shown(result.before), shown(result.after), beside(_gain(result), LEAST_GAIN))
 
 
 def _no_lesson(result: Measurement, gained: float) -> str:
@@ -202,7 +209,8 @@ def _no_lesson(result: Measurement, gained: float) -> str:
     if not result.survived:
         return "This run is healthy except for your changes, and one of them broke it: is the rate too high?"
     if result.refused > (1 - LEAST_KEPT) * result.finished:
-        return f"{result.refused} of {result.finished} healthy steps were refused: a limit of a guard is too low."
+        said = "{} of {} healthy steps were refused: a limit of a guard is too low."
+        return Sentence(said, result.refused, result.finished)
     if gained <= -LEAST_GAIN:
         return "The reward fell: the rate is too high for this loss."
     return "The reward hardly moved: the rate is too low, or so high that steps undo each other. The KL tells which."
@@ -220,16 +228,17 @@ def leaves_gradient(config: Config, seed: int) -> Finding:
     healthy = config.with_(*HERE, "data.num_prompts=4", "run.num_steps=1", f"run.seed={seed}")
     without, with_ = first_gradient(healthy.with_guards({})), first_gradient(healthy)
     what = "the gradient of a healthy run is unchanged"
-    expected = f"cosine above {LEAST_COSINE}, norm {1 - LARGEST_CHANGE} to {1 + LARGEST_CHANGE} times"
+    norms = 1 - LARGEST_CHANGE, 1 + LARGEST_CHANGE
+    expected = Sentence("cosine above {}, norm {} to {} times", LEAST_COSINE, *norms)
     if with_ is None or without is None:
         why = "A healthy update was refused: a limit is so low that nothing passes."
-        return Finding(False, what, "no update was made", expected, why)
+        return Finding(False, what, Sentence("no update was made"), expected, why)
     cosine = float(torch.nn.functional.cosine_similarity(with_, without, dim=0))
     change = float(with_.norm() / without.norm())
     fine = cosine > LEAST_COSINE and abs(change - 1) < LARGEST_CHANGE
     why = "One of your guards acts although nothing is wrong. Which guards change a healthy run by design?"
     norm = beside(change, 1 + LARGEST_CHANGE if change > 1 else 1 - LARGEST_CHANGE)
-    return Finding(fine, what, f"cosine {beside(cosine, LEAST_COSINE)}, norm {norm} times", expected, why)
+    return Finding(fine, what, Sentence("cosine {}, norm {} times", beside(cosine, LEAST_COSINE), norm), expected, why)
 
 
 def first_gradient(config: Config) -> Tensor | None:

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import BinaryIO
 
-from grpo_lab.errors import DataError
+from grpo_lab.errors import DataError, Sentence
 
 MAX_FILES = 200
 """Limit on the files in an archive."""
@@ -23,7 +23,7 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Methods of compression that are read; the others can ask for gigabytes of memory."""
 LINK_IN_ZIP = "a symbolic link in a zip, and links are not followed; hand in the file itself"
 ZIP_IN_ZIP = "a zip in a zip, and only the outer one is opened; hand in the notebook itself"
-_AGAIN = "hand in the notebook itself"
+_AGAIN = Sentence("hand in the notebook itself")
 _FAULTS = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError, OSError)
 """Exceptions that `zipfile` raises for damaged, encrypted and unknown archives."""
 
@@ -34,9 +34,8 @@ class _Bounded(io.FileIO):
     def read(self, size: int | None = -1, /) -> bytes:
         """The next bytes. Raises DataError for more than `MAX_LISTED`."""
         if size and size > MAX_LISTED:
-            raise DataError(
-                f"a zip with a list of files of {size:,} bytes, and at most {MAX_LISTED:,} are read; {_AGAIN}"
-            )
+            said = "a zip with a list of files of {:,} bytes, and at most {:,} are read; {}"
+            raise DataError(said, size, MAX_LISTED, _AGAIN)
         return super().read(size)
 
 
@@ -47,13 +46,13 @@ def members(archive: Path) -> dict[str, str]:
     """
     try:
         if archive.stat().st_size > MAX_ZIP:
-            raise DataError(f"a zip larger than {MAX_ZIP:,} bytes; {_AGAIN}")
+            raise DataError("a zip larger than {:,} bytes; {}", MAX_ZIP, _AGAIN)
         with _Bounded(archive) as file, zipfile.ZipFile(file) as opened:
             files = [each for each in opened.infolist() if not each.filename.endswith("/")]
     except _FAULTS as error:
-        raise DataError(f"a zip that cannot be read; {_AGAIN}") from error
+        raise DataError("a zip that cannot be read; {}", _AGAIN) from error
     if len(files) > MAX_FILES:
-        raise DataError(f"a zip of {len(files):,} files, and at most {MAX_FILES} are read; {_AGAIN}")
+        raise DataError("a zip of {:,} files, and at most {} are read; {}", len(files), MAX_FILES, _AGAIN)
     times = Counter(each.filename for each in files)
     return {each.filename: _problem(each, times[each.filename]) for each in files}
 
@@ -64,18 +63,18 @@ def content(opened: BinaryIO, member: str, most: int) -> bytes:
         with zipfile.ZipFile(opened) as archive, archive.open(member) as file:
             return file.read(most)
     except (*_FAULTS, KeyError) as error:
-        raise DataError(f"damaged in its zip; {_AGAIN}") from error
+        raise DataError("damaged in its zip; {}", _AGAIN) from error
 
 
 def _problem(file: zipfile.ZipInfo, times: int) -> str:
     if stat.S_ISLNK(file.external_attr >> 16):
         return LINK_IN_ZIP
     if times > 1:
-        return f"{times} files of its zip have this name; {_AGAIN}"
+        return Sentence("{} files of its zip have this name; {}", times, _AGAIN)
     if file.filename.startswith(("/", "\\")) or ".." in file.filename.replace("\\", "/").split("/"):
-        return f"its name in the zip leads out of the folder; {_AGAIN}"
+        return Sentence("its name in the zip leads out of the folder; {}", _AGAIN)
     if file.flag_bits & 0x1:
-        return f"its zip has a password; {_AGAIN}"
+        return Sentence("its zip has a password; {}", _AGAIN)
     if file.compress_type not in METHODS:
-        return f"its zip is compressed in a way that is not read; {_AGAIN}"
+        return Sentence("its zip is compressed in a way that is not read; {}", _AGAIN)
     return ZIP_IN_ZIP if file.filename.lower().endswith(".zip") else ""

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 
-from grpo_lab.errors import ConfigError, RunError
+from grpo_lab.errors import ConfigError, RunError, Sentence
 from grpo_lab.grading import notebooks
 from grpo_lab.grading.grader import Course
 from grpo_lab.grading.reports.files import write_all
@@ -95,7 +95,7 @@ class FarClients:
         try:
             return self._cluster.run(grade_there, self._course, there)
         except WorkerLost as error:
-            return self._course.result(found.student, found.file.name, problem=f"{FAULT}{error}")
+            return self._course.result(found.student, found.file.name, problem=Sentence(FAULT, str(error)))
 
     def stop(self) -> None:
         """Leave the cluster at once."""

@@ -8,7 +8,7 @@ from typing import Any
 from grpo_lab.course.evaluate import all_right, asked, folded, judged
 from grpo_lab.course.exercises import Exercise, Finding, Values
 from grpo_lab.course.registry import checks_digest, lab_page
-from grpo_lab.errors import NotYet, Unanswered
+from grpo_lab.errors import NotYet, Sentence, Unanswered
 from grpo_lab.grading import challenges, notebooks
 from grpo_lab.grading.notebooks import Submission
 from grpo_lab.grading.results import BY_HAND, FAILED, FAULT, NOT_REACHED, RIGHT, UNANSWERED, WRONG, Mark, Result
@@ -72,7 +72,7 @@ class Grader:
         submission = notebooks.read(found, rules.notebook_mb * MIB)
         problem, lab = submission.problem, submission.lab
         if not problem and rules.labs and lab not in rules.labs:
-            problem = f"the lab {lab}, which is not graded here: {', '.join(rules.labs)}"
+            problem = Sentence("the lab {}, which is not graded here: {}", lab, ", ".join(rules.labs))
         tasks = {} if problem else lab_page(lab).exercises
         marks = [Mark.unearned(task, FAILED, NOT_REACHED) for task in tasks.values()]
         about = {"lab": lab, "digest": submission.digest, "problem": problem}
@@ -101,7 +101,7 @@ class Grader:
             findings = [Finding(False, "the cell as a whole", str(error), "code that runs within the limits", "")]
             return replace(Mark.unearned(exercise, WRONG, note), findings=findings)
         except Exception as error:  # reported as `not graded`, so that the class goes on and a person looks
-            return Mark.unearned(exercise, FAILED, f"{FAULT}{type(error).__name__}: {error}")
+            return Mark.unearned(exercise, FAILED, Sentence(FAULT, f"{type(error).__name__}: {error}"))
         right = all_right(findings)
         if exercise.kind == TEXT and right:
             return replace(Mark.unearned(exercise, BY_HAND, note), text="\n\n".join(map(str, given)))

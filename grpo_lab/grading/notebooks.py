@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from grpo_lab.course import answers, registry
 from grpo_lab.course.exercises import LabPage
-from grpo_lab.errors import DataError
+from grpo_lab.errors import DataError, GrpoLabError, Sentence, listed
 from grpo_lab.grading import archives
 from grpo_lab.grading.reports.words import printable
 from grpo_lab.grading.submissions import LINK, Found
@@ -28,7 +28,7 @@ MAX_SOURCE = 64_000
 VERSION = 4
 """The major version of the format that is read; its minor versions store the kept fields alike."""
 KINDS = ("code", "markdown", "raw")
-AGAIN = "open it in JupyterLab, save it and hand it in again"
+AGAIN = Sentence("open it in JupyterLab, save it and hand it in again")
 _CONFLICT = re.compile(r"^[ \t]*(?:<{7}|>{7})(?:[ \r]|$)", re.MULTILINE)
 """The lines that Git writes around a merge conflict."""
 _PAGE = re.compile(r"<[!?A-Za-z]")
@@ -70,11 +70,11 @@ class NotebookCell(NamedTuple):
     source: str
 
 
-class Refused(Exception):
+class Refused(GrpoLabError):
     """A file or a cell is refused; the message gives the reason and the way out in one line."""
 
 
-class _Undecided(Exception):
+class _Undecided(GrpoLabError):
     """Several cells can be the answer, and a person has to choose; the message gives the reason."""
 
 
@@ -87,7 +87,7 @@ def read(found: Found, max_bytes: int) -> Submission:
         data = _content(found, max_bytes)
         submission = dataclasses.replace(submission, digest=hashlib.sha256(data).hexdigest())
         if len(data) > max_bytes:
-            raise Refused(f"larger than {max_bytes:,} bytes; clear its outputs, save it and hand it in again")
+            raise Refused("larger than {:,} bytes; clear its outputs, save it and hand it in again", max_bytes)
         cells = _cells(_tree(data))
         lab = _lab(cells)
     except Refused as refused:
@@ -119,7 +119,7 @@ def _content(found: Found, max_bytes: int) -> bytes:
     except DataError as error:
         raise Refused(str(error)) from error
     except OSError as error:
-        raise Refused(LINK if found.file.is_symlink() else f"cannot be read: {error.strerror}") from error
+        raise Refused(LINK if found.file.is_symlink() else Sentence("cannot be read: {}", error.strerror)) from error
 
 
 def _tree(data: bytes) -> Any:
@@ -127,11 +127,11 @@ def _tree(data: bytes) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise Refused(f"nested too deeply for a notebook; {AGAIN}") from None
+        raise Refused("nested too deeply for a notebook; {}", AGAIN) from None
     except json.JSONDecodeError as error:
         raise Refused(_damage(text, error)) from None
     except ValueError:
-        raise Refused(f"not a notebook: a whole number of too many digits; {AGAIN}") from None
+        raise Refused("not a notebook: a whole number of too many digits; {}", AGAIN) from None
 
 
 def _damage(text: str, error: json.JSONDecodeError) -> str:
@@ -141,10 +141,11 @@ def _damage(text: str, error: json.JSONDecodeError) -> str:
         return "not a notebook: the file is empty, perhaps because an upload failed; hand in the notebook again"
     if mark := _CONFLICT.search(text):
         line = text.count("\n", 0, mark.start()) + 1
-        return (
-            f"not a notebook: it holds the marks of a merge conflict, the first in line {line}; choose one version of "
-            "each part in Git, open the notebook in JupyterLab to see that it is whole, and hand it in again"
+        said = (
+            "not a notebook: it holds the marks of a merge conflict, the first in line {}; choose one version of each "
+            "part in Git, open the notebook in JupyterLab to see that it is whole, and hand it in again"
         )
+        return Sentence(said, line)
     if _PAGE.match(begin):
         return "not a notebook: a web page, perhaps one that asks for a login; hand in the notebook itself (*.ipynb)"
     if not begin.startswith(("{", "[")):
@@ -155,7 +156,7 @@ def _damage(text: str, error: json.JSONDecodeError) -> str:
             "not a notebook: the file ends in the middle, perhaps because an upload failed; hand in the whole "
             "notebook again"
         )
-    return f"not a notebook: damaged in line {error.lineno}; hand in a copy that JupyterLab opens"
+    return Sentence("not a notebook: damaged in line {}; hand in a copy that JupyterLab opens", error.lineno)
 
 
 def _text(data: bytes) -> str:
@@ -172,7 +173,7 @@ def _text(data: bytes) -> str:
     except UnicodeDecodeError:
         if encoding == "utf-8":
             return data.decode("latin-1")
-        raise Refused(f"not a notebook: its characters cannot be read; {AGAIN}") from None
+        raise Refused("not a notebook: its characters cannot be read; {}", AGAIN) from None
 
 
 def _lab_in_path(path: str) -> str:
@@ -184,24 +185,24 @@ def _cells(notebook: Any) -> list[NotebookCell]:
     """The kept fields of all cells. Raises Refused for a file that is no notebook of this format."""
     version = notebook.get("nbformat") if isinstance(notebook, dict) else None
     if type(version) is not int:
-        raise Refused(f"not a notebook: it names no version of the format; {AGAIN}")
+        raise Refused("not a notebook: it names no version of the format; {}", AGAIN)
     if version != VERSION:
-        raise Refused(f"a notebook of format {version}, and only {VERSION} is read; {AGAIN}")
+        raise Refused("a notebook of format {}, and only {} is read; {}", version, VERSION, AGAIN)
     cells = notebook.get("cells")
     if not isinstance(cells, list):
-        raise Refused(f"not a notebook: it has no list of cells; {AGAIN}")
+        raise Refused("not a notebook: it has no list of cells; {}", AGAIN)
     return [_cell(number, cell) for number, cell in enumerate(cells, start=1)]
 
 
 def _cell(number: int, cell: Any) -> NotebookCell:
     """The kept fields of a cell. Raises Refused for a malformed one."""
     if not isinstance(cell, dict) or cell.get("cell_type") not in KINDS:
-        raise Refused(f"cell {number} is none of {', '.join(KINDS)}; {AGAIN}")
+        raise Refused("cell {} is none of {}; {}", number, ", ".join(KINDS), AGAIN)
     identity, source = cell.get("id", ""), cell.get("source")
     if isinstance(source, list) and all(isinstance(line, str) for line in source):
         source = "".join(source)
     if not isinstance(source, str) or not isinstance(identity, str):
-        raise Refused(f"cell {number} has a source or an id that is not a text; {AGAIN}")
+        raise Refused("cell {} has a source or an id that is not a text; {}", number, AGAIN)
     return NotebookCell(identity, cell["cell_type"], source.replace("\r\n", "\n"))
 
 
@@ -218,7 +219,8 @@ def _lab(cells: Sequence[NotebookCell]) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise Refused(f"holds more than one lab, {' and '.join(found)}; hand in a notebook for each")
+        labs = listed("{} and {}", found)
+        raise Refused("holds more than one lab, {}; hand in a notebook for each", labs)
     raise Refused("holds no lab's exercises; hand in the notebook that the course gave you, with your answers in it")
 
 
@@ -249,18 +251,19 @@ def _chosen(name: str, given: Sequence[NotebookCell], named: Sequence[NotebookCe
     line = f"%%{answers.MAGIC} {name}"
     own, others = _candidates(given), _candidates([cell for cell in named if cell not in given])
     if len(own) > 1:
-        raise _Undecided(f"{_count(own)} have the id of this exercise's cell; a person decides which one counts")
+        raise _Undecided("{} have the id of this exercise's cell; a person decides which one counts", _count(own))
     moved = bool(own and others) and _waits(own[0]) and not _waits(others[0])
     if own and not moved:
-        note = f"other cells begin with `{line}` too; the one that came with the notebook counts"
-        return own[0], note if others else ""
+        note = "other cells begin with `{}` too; the one that came with the notebook counts"
+        return own[0], Sentence(note, line) if others else ""
     if not others:
         raise Refused("its cell is not there any more; copy it from the notebook that the course gave you")
     if len(others) > 1:
-        raise _Undecided(f"{_count(others)} begin with `{line}`; a person decides which one counts")
+        raise _Undecided("{} begin with `{}`; a person decides which one counts", _count(others), line)
     if moved:
-        return others[0], f"its cell still waits for an answer; another cell that begins with `{line}` counts"
-    return others[0], f"its cell has lost its id; found by its first line, `{line}`"
+        note = "its cell still waits for an answer; another cell that begins with `{}` counts"
+        return others[0], Sentence(note, line)
+    return others[0], Sentence("its cell has lost its id; found by its first line, `{}`", line)
 
 
 def _candidates(cells: Sequence[NotebookCell]) -> list[NotebookCell]:
@@ -275,29 +278,29 @@ def _waits(cell: NotebookCell) -> bool:
     return not body.strip() or (len(body) <= MAX_SOURCE and answers.stub_line(body) is not None)
 
 
-def _count(cells: Sequence[NotebookCell]) -> str:
-    return "two cells" if len(cells) == 2 else f"{len(cells)} cells"
+def _count(cells: Sequence[NotebookCell]) -> Sentence:
+    return Sentence("two cells") if len(cells) == 2 else Sentence("{} cells", len(cells))
 
 
 def _source(name: str, cell: NotebookCell) -> str:
     """The text of the answer's file. Raises Refused for a cell that holds no answer."""
     if cell.kind != "code":
-        raise Refused(f"its cell is of type {cell.kind}; make it a code cell again")
+        raise Refused("its cell is of type {}; make it a code cell again", cell.kind)
     asked = _asked_by(cell.source)
     if asked and asked != name:
-        raise Refused(f"its cell answers another exercise; its first line must be `%%{answers.MAGIC} {name}`")
+        raise Refused("its cell answers another exercise; its first line must be `%%{} {}`", answers.MAGIC, name)
     if not asked and _MAGIC.search(cell.source):
-        raise Refused(f"its first line must be `%%{answers.MAGIC} {name}`, and no other text in that line")
+        raise Refused("its first line must be `%%{} {}`, and no other text in that line", answers.MAGIC, name)
     if _NOT_TEXT.search(cell.source):
         raise Refused("its cell holds a character that is not allowed in a text; type the answer anew")
     if len(cell.source.encode()) > MAX_SOURCE:
-        raise Refused(f"its cell holds more than {MAX_SOURCE:,} bytes; shorten it")
+        raise Refused("its cell holds more than {:,} bytes; shorten it", MAX_SOURCE)
     body = _body(cell.source)
     if not body.strip():
         raise Refused("its cell is empty")
     text = answers.file_text(name, body) if asked else body.rstrip() + "\n"
     if line := answers.stub_line(text):
-        raise Refused(f"waits for an answer in line {line}, in place of `{answers.STUB}`")
+        raise Refused("waits for an answer in line {}, in place of `{}`", line, answers.STUB)
     return text
 
 

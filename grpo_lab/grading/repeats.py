@@ -5,6 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 
+from grpo_lab.errors import Sentence, listed
 from grpo_lab.grading.reports.words import number
 from grpo_lab.grading.results import Result
 from grpo_lab.grading.submissions import Found
@@ -86,12 +87,11 @@ def _changed(found: Found) -> float:
 def _told(counts: Result, others: Sequence[Result], rule: str) -> str:
     alike = counts.file in {each.file for each in others}  # in two folders of submissions
     name = f"{counts.file}, SHA-256 {counts.digest[:8]}," if alike else counts.file
-    return (
-        f"{len(others) + 1} notebooks of this lab: {name} counts (rule: {rule}), not {', '.join(map(_outcome, others))}"
-    )
+    said = "{} notebooks of this lab: {} counts (rule: {}), not {}"
+    return Sentence(said, len(others) + 1, name, rule, listed("{}, {}", list(map(_outcome, others))))
 
 
 def _outcome(result: Result) -> str:
     if result.problem:
-        return f"{result.file} (could not be graded: {result.problem})"
-    return f"{result.file} (with a score of {number(result.score)})"
+        return Sentence("{} (could not be graded: {})", result.file, Sentence(result.problem))
+    return Sentence("{} (with a score of {})", result.file, number(result.score))

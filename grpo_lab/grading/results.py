@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from grpo_lab.course.exercises import Exercise, Finding
+from grpo_lab.errors import Sentence
 
 RIGHT, WRONG, UNANSWERED, BY_HAND, MARKED, FAILED = "right", "wrong", "unanswered", "by hand", "marked", "not graded"
 """The statuses of a mark.
@@ -16,8 +17,8 @@ RIGHT, WRONG, UNANSWERED, BY_HAND, MARKED, FAILED = "right", "wrong", "unanswere
 `by hand` waits for a person, whose points make it `marked`. `not graded` is for a person to look at: the grader
 failed, or several cells can be the answer; the note gives the reason.
 """
-FAULT = "the grader failed: "
-"""The beginning of every problem that the grader caused."""
+FAULT = "the grader failed: {}"
+"""Every problem that the grader caused."""
 NOT_REACHED = "not reached: the grade worker was lost before this exercise"
 """The note of an exercise that was not looked at yet."""
 
@@ -104,7 +105,7 @@ class Result:
     @property
     def incomplete(self) -> bool:
         """Whether something was not graded, so that a person has to look."""
-        return self.problem.startswith(FAULT) or self.not_graded > 0
+        return self.problem.startswith(FAULT.partition("{}")[0]) or self.not_graded > 0
 
     @property
     def not_graded(self) -> int:
@@ -131,8 +132,8 @@ class Result:
         return dataclasses.replace(self, warnings=[*self.warnings, *warnings]) if warnings else self
 
     def to_json(self) -> str:
-        """The result as one line of JSON."""
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
+        """The result as one line of JSON, with the parts of each sentence beside its English text."""
+        return json.dumps(_with_parts(dataclasses.asdict(self)), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Result:
@@ -142,9 +143,17 @@ class Result:
         >>> Result.from_json(one.to_json()).score, one.out_of
         (2.0, 2)
         """
-        data = json.loads(text)
+        data = json.loads(text, object_hook=lambda tree: Sentence.of(tree["parts"]) if "parts" in tree else tree)
         marks = [Mark(**{**mark, "findings": [Finding(*each) for each in mark["findings"]]}) for mark in data["marks"]]
         return cls(**{**data, "marks": marks})
+
+
+def _with_parts(value: Any) -> Any:
+    if isinstance(value, Sentence):
+        return {"text": value, "parts": value.parts()}
+    if isinstance(value, dict):
+        return {key: _with_parts(each) for key, each in value.items()}
+    return [_with_parts(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class Counts(NamedTuple):

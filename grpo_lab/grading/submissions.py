@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo_lab.course import registry
-from grpo_lab.errors import DataError
+from grpo_lab.errors import DataError, Sentence
 from grpo_lab.grading import archives
 from grpo_lab.grading.reports.words import printable
 from grpo_lab.paths import data_tables
@@ -89,7 +89,7 @@ def _in_folder(root: Path, skipped: Set[str]) -> Iterator[Found]:
             with os.scandir(folder) as entries:
                 seen = [entry for entry in entries if not _is_of_tools(entry.name) and entry.path not in skipped]
         except OSError as error:
-            yield _found(Path(folder), base, f"a folder that cannot be listed: {error.strerror}")
+            yield _found(Path(folder), base, Sentence("a folder that cannot be listed: {}", error.strerror))
             continue
         if not seen:
             yield _found(Path(folder), base, EMPTY)

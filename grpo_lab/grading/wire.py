@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab.course.answers import MAX_DEPTH, MAX_ELEMENTS, MAX_LENGTH, NotPlain, plain
+from grpo_lab.errors import Sentence
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -32,14 +33,14 @@ def unpack(line: str | bytes) -> Any:
     try:
         return plain(_unpacked(json.loads(line), 0))
     except (ValueError, RecursionError) as error:
-        raise NotPlain(f"not data: {type(error).__name__}") from error
+        raise NotPlain("not data: {}", type(error).__name__) from error
 
 
 def _packed(value: Any) -> Any:
     if isinstance(value, Tensor):
         name = str(value.dtype).removeprefix("torch.")
         if name not in DTYPES:
-            raise NotPlain(f"a tensor of type {name}; give one of {', '.join(DTYPES)}")
+            raise NotPlain("a tensor of type {}; give one of {}", name, ", ".join(DTYPES))
         flat = value.detach().cpu().contiguous().reshape(-1)
         data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
         shape = list(value.shape)
@@ -56,7 +57,7 @@ def _packed(value: Any) -> Any:
 def _unpacked(value: Any, depth: int) -> Any:
     """The data of parsed JSON. Raises NotPlain for anything else, and nested too deeply."""
     if depth > MAX_DEPTH:
-        raise NotPlain(f"data nested deeper than {MAX_DEPTH}")
+        raise NotPlain("data nested deeper than {}", MAX_DEPTH)
     if isinstance(value, list):
         return [_unpacked(item, depth + 1) for item in _short(value)]
     if not isinstance(value, dict):
@@ -68,29 +69,29 @@ def _unpacked(value: Any, depth: int) -> Any:
             return dict(_pair(pair, depth + 1) for pair in _short(pairs))
         case {"tensor": str(name), "shape": list(shape), "bytes": str(data), **rest} if not rest:
             return _tensor(name, shape, data)
-    raise NotPlain("an object that is not data")
+    raise NotPlain(Sentence("an object that is not data"))
 
 
 def _short(items: list[Any]) -> list[Any]:
     if len(items) > MAX_LENGTH:
-        raise NotPlain(f"{len(items):,} items; at most {MAX_LENGTH:,}")
+        raise NotPlain("{:,} items; at most {:,}", len(items), MAX_LENGTH)
     return items
 
 
 def _pair(pair: Any, depth: int) -> tuple[Any, Any]:
     if not (isinstance(pair, list) and len(pair) == 2) or isinstance(pair[0], dict | list):
-        raise NotPlain("a key that is neither a text nor a number")
+        raise NotPlain(Sentence("a key that is neither a text nor a number"))
     return pair[0], _unpacked(pair[1], depth)
 
 
 def _tensor(name: str, shape: list[Any], data: str) -> Tensor:
     """The tensor. Raises NotPlain for a bad type, shape, size or text."""
     if name not in DTYPES or not all(type(size) is int and 0 <= size <= MAX_ELEMENTS for size in shape):
-        raise NotPlain("a tensor of unknown type or shape")
+        raise NotPlain(Sentence("a tensor of unknown type or shape"))
     if len(shape) > MAX_DEPTH or (count := math.prod(shape)) > MAX_ELEMENTS:
-        raise NotPlain(f"a tensor of more than {MAX_ELEMENTS:,} elements or {MAX_DEPTH} dimensions")
+        raise NotPlain("a tensor of more than {:,} elements or {} dimensions", MAX_ELEMENTS, MAX_DEPTH)
     raw = bytearray(base64.b64decode(data, validate=True))
     dtype = DTYPES[name]
     if len(raw) != count * dtype.itemsize or (dtype is torch.bool and raw.strip(b"\0\1")):
-        raise NotPlain("a tensor whose bytes do not fit its shape")
+        raise NotPlain(Sentence("a tensor whose bytes do not fit its shape"))
     return torch.frombuffer(raw, dtype=dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)

@@ -18,7 +18,7 @@ from typing import Any
 
 from grpo_lab.course import mysteries
 from grpo_lab.course.registry import lab_names, lab_page
-from grpo_lab.errors import RunError
+from grpo_lab.errors import RunError, Sentence
 from grpo_lab.grading.grader import Course, Grader
 from grpo_lab.grading.results import FAULT, Result
 from grpo_lab.grading.sandbox.confinement import MIB
@@ -61,7 +61,7 @@ class WorkerClient:
             except _Lost as lost:
                 self.close()
                 if result is None:
-                    result = self._course.result(found.student, found.file.name, problem=f"{FAULT}{lost}")
+                    result = self._course.result(found.student, found.file.name, problem=Sentence(FAULT, str(lost)))
                 else:
                     result = result.marked(dataclasses.replace(result.pending[0], note=str(lost)))
             left -= time.monotonic() - begun
@@ -94,7 +94,7 @@ class WorkerClient:
         try:
             self._connection.send(message)
         except BrokenPipeError:
-            raise _Lost("the grade worker had ended before") from None
+            raise _Lost(Sentence("the grade worker had ended before")) from None
 
     def _next(self, end: float) -> Any:
         """The next message of the worker. Raises _Lost where it ends, and at the end of the time."""
@@ -104,9 +104,9 @@ class WorkerClient:
                 return self._connection.recv()
         except (EOFError, ConnectionResetError):
             said = "the grade worker ended during this exercise; judging it may have used too much memory"
-            raise _Lost(said) from None
+            raise _Lost(Sentence(said)) from None
         limit = self._course.rules.total_seconds
-        raise _Lost(f"not finished within {limit:g} s, the limit of a notebook; raise total_seconds")
+        raise _Lost(Sentence("not finished within {:g} s, the limit of a notebook; raise total_seconds", limit))
 
     def _start(self) -> None:
         """Start a worker unless one runs, and wait until it is ready. Raises RunError where it cannot start."""

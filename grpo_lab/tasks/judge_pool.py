@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from grpo_lab.config.sections import JudgeConfig
-from grpo_lab.messages import Sentence, joined
+from grpo_lab.errors import Sentence, joined
 from grpo_lab.metrics import METRICS, of_run
 
 LONGEST_WAIT = 60.0

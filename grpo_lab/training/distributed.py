@@ -23,8 +23,7 @@ from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Action, Context, Refused
 from grpo_lab.core.train import Prompts
-from grpo_lab.errors import RunError
-from grpo_lab.messages import Sentence
+from grpo_lab.errors import RunError, Sentence
 from grpo_lab.tasks.judge_pool import TrainerState
 from grpo_lab.tasks.tasks import Problem, Tasks
 from grpo_lab.training.batches import in_parts, joined, moved, of_groups

@@ -15,8 +15,7 @@ from grpo_lab.config import user_code
 from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Context, Stage, Verdict
-from grpo_lab.errors import ConfigError
-from grpo_lab.messages import Sentence
+from grpo_lab.errors import ConfigError, Sentence
 from grpo_lab.tasks import rewards
 from grpo_lab.tasks.conversations import text_of
 from grpo_lab.tasks.judge_pool import TrainerState

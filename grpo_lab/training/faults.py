@@ -11,7 +11,7 @@ from grpo_lab.config.fields import AtLeast, Between
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
-from grpo_lab.messages import Sentence
+from grpo_lab.errors import Sentence
 from grpo_lab.training.interventions import AtOneStep, Intervention, Outcome, Step, known, registered
 from grpo_lab.training.passes import plain_pass
 

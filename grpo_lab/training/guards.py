@@ -15,7 +15,7 @@ from grpo_lab.config.fields import AtLeast, Between, OneOf
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
-from grpo_lab.messages import Sentence, joined
+from grpo_lab.errors import Sentence, joined
 from grpo_lab.training.interventions import (
     Coefficients,
     Intervention,

@@ -16,9 +16,8 @@ from grpo_lab.config import fields
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.hooks import Coefficients, Context, Outcome, Stage, Verdict
-from grpo_lab.errors import RunError
+from grpo_lab.errors import RunError, Sentence
 from grpo_lab.events import LinkNote
-from grpo_lab.messages import Sentence
 from grpo_lab.training.objectives import Objective
 from grpo_lab.training.recorder import Recorder
 

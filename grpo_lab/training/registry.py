@@ -18,8 +18,7 @@ from grpo_lab.config.sections import LossConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.core.loss import log_ratio_to_old
-from grpo_lab.errors import ConfigError, unknown
-from grpo_lab.messages import Sentence
+from grpo_lab.errors import ConfigError, Sentence, unknown
 from grpo_lab.tasks.tasks import TOOLS
 from grpo_lab.training import wrong_formulas as wrong
 from grpo_lab.training.faults import FAULTS

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from grpo_lab.config.schema import Config
 from grpo_lab.core.hooks import Verdict
+from grpo_lab.errors import Sentence
 from grpo_lab.events import Changed, Ended, Event
-from grpo_lab.messages import Sentence
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training import saved_state
 from grpo_lab.training.argument_types import checked

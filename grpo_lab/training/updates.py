@@ -14,8 +14,7 @@ from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import OptimizerConfig
 from grpo_lab.core.hooks import Context, Stage, Verdict
 from grpo_lab.core.update import Updates
-from grpo_lab.errors import ModelError
-from grpo_lab.messages import Sentence
+from grpo_lab.errors import ModelError, Sentence
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.training.interventions import Coefficients, ObjectiveCoefficients, Step
 from grpo_lab.training.objectives import resolve

@@ -21,7 +21,7 @@ from grpo_lab.core.logprobs import completion_logprobs
 from grpo_lab.core.loss import LossInputs, LossOutput
 from grpo_lab.core.sample import Distribution
 from grpo_lab.core.train import Prompts
-from grpo_lab.messages import Sentence
+from grpo_lab.errors import Sentence
 from grpo_lab.models.precision import PRECISIONS, autocast
 from grpo_lab.training import large_vocabulary, policy_loss, rollouts, routing
 from grpo_lab.training.batches import joined, of_groups

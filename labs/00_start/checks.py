@@ -11,7 +11,7 @@ from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_floats
 from grpo_lab.course.relations import changed, scaled
-from grpo_lab.errors import ConfigError
+from grpo_lab.errors import ConfigError, Sentence
 from grpo_lab.runs.recordings import find
 from grpo_lab.runs.session import Session
 
@@ -36,8 +36,8 @@ def reading(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
 def _read(right: bool, what: str, got: Any, expected: str, why: str) -> Finding:
     """The finding about one fact; a text in place of a value has its own reason."""
     kind = other_kind(got, "True or False" if expected.startswith("True") else "a number")
-    quotes = " Write the value without quotes." if isinstance(got, str) else ""
-    return Finding(right, what, shown(got), expected, f"{kind}{quotes}" if kind else why)
+    kind = Sentence("{} Write the value without quotes.", kind) if kind and isinstance(got, str) else kind
+    return Finding(right, what, shown(got), expected, kind or why)
 
 
 def range_cases(seed: int) -> list[Case]:
@@ -76,17 +76,19 @@ def longer(case: Case, draw: random.Random) -> Case:
     """Put healthy steps before the run: the index of every other step grows by their number."""
     before = [case.inputs["limit"] * draw.uniform(0.1, 0.9) for _ in range(draw.randint(1, 4))]
     expected = [step + len(before) for step in case.expected]
-    return changed(case, f"{len(before)} healthy steps before", expected, norms=[*before, *case.inputs["norms"]])
+    return changed(
+        case, Sentence("{} healthy steps before", len(before)), expected, norms=[*before, *case.inputs["norms"]]
+    )
 
 
 def learning_rate(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     """Whether the reward rises in a short run at this rate. Raises ConfigError for anything but a number."""
     rate = values["learning_rate"]
     if not is_number(rate):
-        raise ConfigError(f"{other_kind(rate, 'a number')} Write it as in learning_rate = 1e-3")
+        raise ConfigError("{} Write it as in learning_rate = 1e-3", other_kind(rate, "a number"))
     config = preset("plain").with_(f"optimizer.learning_rate={rate}")
     # The lesson is the one that the learner saw: a rate near the limit can teach enough in one lesson alone.
-    yield next(trials.learns(config, 0, f"12 steps at {rate:g}"))
+    yield next(trials.learns(config, 0, Sentence("12 steps at {:g}", rate)))
 
 
 CHECKS = {

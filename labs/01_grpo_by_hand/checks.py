@@ -14,6 +14,7 @@ from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_a_number, by_logprobs, of_a_curve
 from grpo_lab.course.relations import lines_alike, padded, permuted, repeated, scaled, shifted
+from grpo_lab.errors import Sentence
 
 TEXTS = pages.case_texts(__file__)
 
@@ -73,14 +74,14 @@ def _advantage_cases(seed: int) -> Sequence[Case]:
     generator = _generator(seed)
     drawn = torch.rand(2, 5, generator=generator) * torch.tensor([[1.0], [10.0]]) + torch.tensor([[0.0], [3.0]])
     levels = torch.cat([torch.tensor([0.1]), 100 * torch.rand(3, generator=generator)])
+    equal, why_equal = TEXTS["equal"]
     rows = [
         (torch.tensor([[1.0, 0.0, 0.0, 0.0]]), *TEXTS["by_hand"]),
         (drawn, *TEXTS["spread"]),
-        (levels[:, None].expand(-1, 7).contiguous(), *TEXTS["equal"]),
+        (levels[:, None].expand(-1, 7).contiguous(), Sentence(equal, shown(levels)), why_equal),
         (torch.tensor([[1.0], [0.0]]), *TEXTS["single"]),
     ]
-    given = [(what.format(levels=shown(levels)), {"rewards": rewards}, why) for rewards, what, why in rows]
-    return cases_by(group_advantages, given)
+    return cases_by(group_advantages, [(what, {"rewards": rewards}, why) for rewards, what, why in rows])
 
 
 # The loss per token --------------------------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ def _aggregate_cases(seed: int) -> Sequence[Case]:
     hows = ("token", "sequence", "constant")
     rows = [(values, how, *TEXTS[how]) for how in hows] + [(broken, how, *TEXTS["nan"]) for how in hows]
     given = [({"per_token": tokens, "mask": mask, "how": how}, what, why) for tokens, how, what, why in rows]
-    given = [(what.format(**each), each, why) for each, what, why in given]
+    given = [(Sentence(what, repr(each["how"])) if "{" in what else what, each, why) for each, what, why in given]
     return cases_by(pages.solved(__file__, "aggregate").aggregate, given, as_a_number)
 
 
@@ -138,7 +139,7 @@ def _slope_cases(seed: int) -> Sequence[Case]:
     ]
     fixed = {"stretch": 1.0, "height": 0.0}
     given = [
-        (f"{curve} at x = {at:.3g}, h = {h}", {"curve": curve, **fixed, "x": at, "h": h}, why)
+        (Sentence("{} at x = {:.3g}, h = {}", curve, at, h), {"curve": curve, **fixed, "x": at, "h": h}, why)
         for curve, at, h, why in rows
     ]
     return cases_by(pages.solved(__file__, "slope").slope, given, of_a_curve)

@@ -16,6 +16,7 @@ from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import by_delta, in_a_batch
 from grpo_lab.course.relations import changed, elementwise, lines_alike, padded, reordered, scaled, shifted, without_use
+from grpo_lab.errors import Sentence
 
 TEXTS = pages.case_texts(__file__)
 REPORTED_NORM = 113_818_385
@@ -61,10 +62,10 @@ def _gradient_cases(seed: int) -> Sequence[Case]:
         (-0.24, -size, *TEXTS["below_the_end"]),
         (17 + 2 * far, -1.0, *TEXTS["far_out"]),
     ]
-    given = [
-        (f"{what}: log-ratio {log_ratio:.3g}, A = {a:.3g}", {"log_ratio": log_ratio, "advantage": a}, why)
-        for log_ratio, a, what, why in rows
-    ]
+    given = []
+    for log_ratio, a, what, why in rows:
+        said = Sentence("{}: log-ratio {:.3g}, A = {:.3g}", Sentence(what), log_ratio, a)
+        given.append((said, {"log_ratio": log_ratio, "advantage": a}, why))
     return cases_by(slope, given)
 
 
@@ -79,16 +80,19 @@ def _judge_nats(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         return
     slope = math.exp(nats)
     right = abs(slope / REPORTED_NORM - 1) < 0.02
-    yield Finding(right, f"e^{nats:.4g}", f"{slope:,.0f}", f"{REPORTED_NORM:,}, within 2 %", _why_not_nats(nats))
+    expected = Sentence("{:,}, within 2 %", REPORTED_NORM)
+    yield Finding(right, f"e^{nats:.4g}", f"{slope:,.0f}", expected, _why_not_nats(nats))
 
 
 def _why_not_nats(nats: float) -> str:
     """The reason for a wrong number of nats; another base is named only where it was taken."""
     for base in (2, 10):
         if abs(base**nats / REPORTED_NORM - 1) < 0.1:
-            return f"This is the logarithm to base {base}. Nats are natural: the slope on the open side is e^nats."
+            said = "This is the logarithm to base {}. Nats are natural: the slope on the open side is e^nats."
+            return Sentence(said, base)
     if round(nats, 1) == round(math.log(REPORTED_NORM), 1):
-        return f"Nearly: e^{nats:.4g} is {abs(math.exp(nats) / REPORTED_NORM - 1):.0%} away. Give two decimals."
+        away = abs(math.exp(nats) / REPORTED_NORM - 1)
+        return Sentence("Nearly: e^{:.4g} is {:.0%} away. Give two decimals.", nats, away)
     if abs(math.exp(-nats) / REPORTED_NORM - 1) < 0.1:
         return "The size is right and the sign is not: e^nats is far above 1."
     return "The slope on the open side is e^nats: which number has this exponential? Give two decimals."
@@ -130,7 +134,7 @@ def _culprit_cases(seed: int) -> Sequence[Case]:
         for row, value in planted.items():
             log_ratio[row, tokens[row]] = value
         inputs = {"log_ratio": log_ratio, "advantages": advantages, "beta": 0.05}
-        given.append((what.format(nats=nats), inputs, why))
+        given.append((Sentence(what, nats) if "{" in what else what, inputs, why))
     return cases_by(_culprit, given)
 
 
@@ -182,7 +186,8 @@ def _k3_cases(seed: int) -> Sequence[Case]:
         ("gradient", near, "the gradient near the reference", "Near the reference the gradient is that of k3."),
     ]
     given = [
-        (f"{what}: delta = {shown(delta)}", {"delta": delta, "look": look}, why) for look, delta, what, why in rows
+        (Sentence("{}: delta = {}", Sentence(what), shown(delta)), {"delta": delta, "look": look}, why)
+        for look, delta, what, why in rows
     ]
     return cases_by(lambda delta: kl.k3(delta.clamp(-10, 10)), given, by_delta)
 

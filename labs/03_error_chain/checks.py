@@ -16,6 +16,7 @@ from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_a_bool, one_norm
 from grpo_lab.course.relations import changed, lines_alike, scaled
 from grpo_lab.course.trials import HERE
+from grpo_lab.errors import Sentence
 from grpo_lab.events import Stepped
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.training.trainer import train
@@ -47,8 +48,9 @@ def _judge_order(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     place = {link: order.index(link) for link in CHAIN}
     for (first, why), second in zip(_BEFORE_LAST.items(), CHAIN[1:], strict=True):
         right = place[first] < place[second]
-        got = f"{place[first] + 1}. and {place[second] + 1}."
-        yield Finding(right, f"'{first}' and '{second}'", got, "cause before effect", why)
+        got = Sentence("{}. and {}.", place[first] + 1, place[second] + 1)
+        what = Sentence("'{}' and '{}'", Sentence(first), Sentence(second))
+        yield Finding(right, what, got, "cause before effect", why)
 
 
 # The test that multinomial makes -------------------------------------------------------------------------------------
@@ -99,7 +101,8 @@ def _drawn_rows(generator: torch.Generator) -> list[tuple[Tensor, str, str]]:
     for new in (values[-1], *(values[place] for place in drawn)):
         given = torch.rand(2, 4, generator=generator) + 0.1
         given.view(-1)[torch.randint(8, (1,), generator=generator)] = new
-        found.append((given, f"weights, and one of them {new:g}", "Every number counts; only NaN, inf and < 0 fail."))
+        what = Sentence("weights, and one of them {:g}", new)
+        found.append((given, what, "Every number counts; only NaN, inf and < 0 fail."))
     return found
 
 
@@ -157,9 +160,10 @@ def _guard_cases(seed: int) -> Sequence[Case]:
     small, large = torch.rand(2, generator=generator).tolist()
     small, large = round(0.5 + 9 * small, 2), round(20 + 900 * large, 1)
     named = "A guard that acts gives a reason with the number in it."
+    below = "A norm below the threshold must pass, or nothing is learned."
     rows = [
-        ("verdict", small, "KEEP", f"norm {small}", "A norm below the threshold must pass, or nothing is learned."),
-        ("verdict", large, "SKIP_STEP", f"norm {large}", "This one is above the threshold of 10."),
+        ("verdict", small, "KEEP", Sentence("norm {}", small), below),
+        ("verdict", large, "SKIP_STEP", Sentence("norm {}", large), "This one is above the threshold of 10."),
         ("verdict", 6.1e7, "SKIP_STEP", "norm 6.1e7", "Finite, and far above the threshold."),
         (
             "verdict",
@@ -172,10 +176,10 @@ def _guard_cases(seed: int) -> Sequence[Case]:
         ("verdict", 0.0, "KEEP", "norm 0", "An update with a gradient of 0 does no harm."),
         ("reason", large, [large], "the number in the reason", named),
     ]
-    below, above, *drawn = torch.rand(10, generator=generator, dtype=torch.float64).tolist()
-    drawn = [9.2 + 0.7 * below, 10.1 + 0.7 * above, *(20 * x for x in (drawn if seed else ()))]
+    under, above, *drawn = torch.rand(10, generator=generator, dtype=torch.float64).tolist()
+    drawn = [9.2 + 0.7 * under, 10.1 + 0.7 * above, *(20 * x for x in (drawn if seed else ()))]
     why = "The threshold is 10: a norm of at most 10 passes."
-    rows += [("verdict", x, "KEEP" if x <= 10 else "SKIP_STEP", f"norm {x:.4g}", why) for x in drawn]
+    rows += [("verdict", x, "KEEP" if x <= 10 else "SKIP_STEP", Sentence("norm {}", f"{x:.4g}"), why) for x in drawn]
     return [Case(what, {"grad_norm": norm, "look": look}, expected, why) for look, norm, expected, what, why in rows]
 
 
@@ -184,7 +188,7 @@ def _further(case: Case, draw: random.Random) -> Case:
     if case.inputs["look"] == "reason":
         return case
     factor = 0.5 if case.expected == "KEEP" else 2.0
-    return changed(case, f"times {factor:g}", case.expected, grad_norm=factor * case.inputs["grad_norm"])
+    return changed(case, Sentence("times {:g}", factor), case.expected, grad_norm=factor * case.inputs["grad_norm"])
 
 
 # An eps that fp16 can hold -------------------------------------------------------------------------------------------
@@ -207,13 +211,12 @@ def _judge_epsilon(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     broken, move = _one_step(eps)
     why = "The sum in the denominator still underflowed or overflowed for these weights."
     yield Finding(not broken, "broken weights after an update", f"{broken:,.0f}", "0", why)
-    far = f"Where g² underflows, only eps divides: m / eps times the rate of 1e-5. Yours moved a weight by {move:.2g}."
+    far = "Where g² underflows, only eps divides: m / eps times the rate of 1e-5. Yours moved a weight by {:.2g}."
     little = "With an eps this large every move is too small: in fp32 the largest is about the rate, 1e-5."
     right = RATE <= move <= LARGEST_MOVE
-    expected = f"from {RATE:g} to {LARGEST_MOVE:g}"
-    yield Finding(
-        right, "largest move of a weight", beside(move, LARGEST_MOVE), expected, far if move > LARGEST_MOVE else little
-    )
+    expected = Sentence("from {:g} to {:g}", RATE, LARGEST_MOVE)
+    why = Sentence(far, move) if move > LARGEST_MOVE else little
+    yield Finding(right, "largest move of a weight", beside(move, LARGEST_MOVE), expected, why)
 
 
 def _one_step(eps: float) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from grpo_lab.course.compare import other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import norms_in_turn, step_or_not
 from grpo_lab.course.relations import changed, permuted, scaled
-from grpo_lab.errors import ConfigError
+from grpo_lab.errors import ConfigError, Sentence
 
 LIMIT = 10.0
 
@@ -42,7 +42,9 @@ def _guard_cases(seed: int) -> Sequence[Case]:
         ("a rise, small norms after it, a spike", [first, 6 * first, first / 4, 4 * first, 50 * first], memory),
     ]
     if seed:
-        given += [(f"a run of {len(norms)} norms", norms, memory) for norms in (_a_run(draw) for _ in range(5))]
+        given += [
+            (Sentence("a run of {} norms", len(norms)), norms, memory) for norms in (_a_run(draw) for _ in range(5))
+        ]
     rows = [(what, {"norms": norms}, why) for what, norms, why in given]
     return cases_by(pages.solved(__file__, "guard").SkipJumps, rows, norms_in_turn)
 
@@ -87,7 +89,7 @@ def _skip_cases(seed: int) -> Sequence[Case]:
     norms = [LIMIT * draw.uniform(0.92, 0.99), LIMIT * draw.uniform(1.01, 1.08)]
     if seed:
         norms += [draw.choice((math.nan, math.inf, *(draw.uniform(0.5, 20) for _ in range(6)))) for _ in range(6)]
-    given += [(f"a norm of {norm:.4g}", norm, "The limit alone decides.") for norm in norms]
+    given += [(Sentence("a norm of {:.4g}", norm), norm, "The limit alone decides.") for norm in norms]
     reference = pages.solved(__file__, "skip").update_or_skip
     return cases_by(reference, [(what, _skip_inputs(norm, draw), why) for what, norm, why in given], step_or_not)
 
@@ -108,8 +110,8 @@ def alone(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     """One run a scenario, under the one guard named for it. Raises ConfigError for another form of answer."""
     answer = values["answer"]
     if not isinstance(answer, dict) or sorted(answer, key=str) != sorted(ALONE):
-        kind = other_kind(answer, "a dictionary") or f"answer = {shown(answer)}:"
-        raise ConfigError(f"{kind} Write one line a scenario: {', '.join(ALONE)}")
+        kind = other_kind(answer, "a dictionary") or Sentence("answer = {}:", shown(answer))
+        raise ConfigError("{} Write one line a scenario: {}", kind, ", ".join(ALONE))
     for name in ALONE:
         why = "Find the first link that breaks, then a guard that sits before it or refuses the update that follows."
         yield trials.stops(name, trials.guards_of((answer[name],)), seed, why, "run.num_steps=6")
@@ -137,7 +139,8 @@ def minimal_set(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     """Whether few guards stop three failures, and a healthy run learns as before."""
     guards = trials.guards_of(values["guards"])
     why = "Is one of them needed by none of the three failures? Every guard costs something and hides something."
-    yield Finding(len(guards) <= MOST, "a small set", f"{len(guards)} guards", f"at most {MOST}", why)
+    got, expected = Sentence("{} guards", len(guards)), Sentence("at most {}", MOST)
+    yield Finding(len(guards) <= MOST, "a small set", got, expected, why)
     for name, (seeds, steps, why) in SURVIVE.items():
         draws = range(seed * seeds, (seed + 1) * seeds)
         found = [trials.stops(name, guards, draw, why, f"run.num_steps={steps}") for draw in draws]

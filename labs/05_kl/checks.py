@@ -12,6 +12,7 @@ from grpo_lab.course.compare import other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import by_delta, by_estimator
 from grpo_lab.course.relations import elementwise, permuted, scaled, shifted
+from grpo_lab.errors import Sentence
 
 TEXTS = pages.case_texts(__file__)
 
@@ -99,9 +100,10 @@ def _straight_cases(seed: int) -> Sequence[Case]:
     # In fp32 the slope of 147 beyond the limit leaves 1e-5 of rounding here, too much for a gradient near 0.
     inside = torch.cat([-6 - 4 * draw[:1], -3 + 7 * draw[1:]]).double()
     beyond = 6 + 60 * torch.rand(3, generator=generator)
+    value = "the value for delta = {}"
     rows = [
-        ("value", inside, f"the value for delta = {shown(inside)}", "Up to the limit of 5 it is k3 and nothing else."),
-        ("value", beyond, f"the value for delta = {shown(beyond)}", "Beyond 5 it is a line that goes on from k3(5)."),
+        ("value", inside, Sentence(value, shown(inside)), "Up to the limit of 5 it is k3 and nothing else."),
+        ("value", beyond, Sentence(value, shown(beyond)), "Beyond 5 it is a line that goes on from k3(5)."),
         ("gradient", inside, "the gradient up to the limit", "Up to the limit the gradient is that of k3."),
         ("gradient", beyond, *TEXTS["beyond"]),
         ("gradient", torch.tensor([100.0, 300.0]), *TEXTS["overflow"]),
@@ -124,10 +126,12 @@ def _beta_cases(seed: int) -> Sequence[Case]:
         (math.nan, "a KL that is NaN", "A KL of NaN carries no information about the distance: keep beta."),
         (math.inf, "a KL that is inf", "A KL of inf carries no information about the distance: keep beta."),
     ]
-    given = [({"beta": beta, "kl": times * target, "target": target}, what, why) for times, what, why in rows]
-    numbers = "beta {beta:.3g}, KL {kl:.3g}, target {target:.3g}"
-    reference = pages.solved(__file__, "next_beta").next_beta
-    return cases_by(reference, [(f"{what}: {numbers.format(**each)}", each, why) for each, what, why in given])
+    given = []
+    for times, what, why in rows:
+        inputs = {"beta": beta, "kl": times * target, "target": target}
+        said = Sentence("{}: beta {:.3g}, KL {:.3g}, target {:.3g}", Sentence(what), *inputs.values())
+        given.append((said, inputs, why))
+    return cases_by(pages.solved(__file__, "next_beta").next_beta, given)
 
 
 CHECKS = {

@@ -12,6 +12,7 @@ from grpo_lab.course import pages
 from grpo_lab.course.exercises import Case, Function, cases_by
 from grpo_lab.course.probes import as_floats, updates_made
 from grpo_lab.course.relations import changed, padded, permuted, repeated, shifted
+from grpo_lab.errors import Sentence
 
 TEXTS = pages.case_texts(__file__)
 
@@ -42,7 +43,7 @@ def _update_cases(seed: int) -> Sequence[Case]:
     if seed:
         sizes = torch.randint(1, 5, (4,), generator=generator).tolist()
         lengths = torch.randint(1, 5, (sum(sizes),), generator=generator).tolist()
-        rows.append((sizes, [lengths], f"micro-batches of {sizes} completions", TEXTS["unequal"][1]))
+        rows.append((sizes, [lengths], Sentence("micro-batches of {} completions", sizes), TEXTS["unequal"][1]))
     given = []
     for sizes, lengths, what, why in rows:
         inputs = {
@@ -60,7 +61,7 @@ def _other_parts(case: Case, draw: random.Random) -> Case:
     count = len(case.inputs["x"])
     ends = sorted(draw.sample(range(1, count), k=draw.randint(1, min(4, count - 1))))
     sizes = [end - start for start, end in zip([0, *ends], [*ends, count], strict=True)]
-    return changed(case, f"in parts of {sizes}", case.expected, sizes=torch.tensor(sizes))
+    return changed(case, Sentence("in parts of {}", sizes), case.expected, sizes=torch.tensor(sizes))
 
 
 def _twice_the_batch(case: Case, draw: random.Random) -> Case:
@@ -105,7 +106,7 @@ def _other_ids(case: Case, draw: random.Random) -> Case:
     """Use other token ids, also for the end token."""
     more = draw.choice((1, 50, 247))
     inputs = {"tokens": case.inputs["tokens"] + more, "end": case.inputs["end"] + more}
-    return changed(case, f"the end token is {inputs['end']}", case.expected, **inputs)
+    return changed(case, Sentence("the end token is {}", inputs["end"]), case.expected, **inputs)
 
 
 def _wider(case: Case, draw: random.Random) -> Case:
@@ -189,7 +190,7 @@ def _which_cases(seed: int) -> Sequence[Case]:
     order = torch.randperm(2 * len(CHANGED), generator=generator).tolist()
     rows = enumerate(((list(CHANGED)[place % len(CHANGED)], place >= len(CHANGED)) for place in order), start=1)
     return [
-        Case(TEXTS[cause][0].format(number=number), {"record": _record(cause, generator, high)}, cause, TEXTS[cause][1])
+        Case(Sentence(TEXTS[cause][0], number), {"record": _record(cause, generator, high)}, cause, TEXTS[cause][1])
         for number, (cause, high) in rows
     ]
 

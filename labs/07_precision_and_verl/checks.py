@@ -17,6 +17,7 @@ from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_floats, ratio_in_a_batch
 from grpo_lab.course.relations import changed, padded, permuted, repeated, scaled, shifted
 from grpo_lab.course.trials import HERE, guards_of
+from grpo_lab.errors import Sentence
 from grpo_lab.events import Stepped
 from grpo_lab.training.trainer import train
 
@@ -47,7 +48,7 @@ def _largest_cases(seed: int) -> Sequence[Case]:
     names = ["float16", "float32", "bfloat16", "float64"]
     if seed:  # so that an answer cannot count on the number of each
         names += random.Random(seed).choices(names, k=8)
-    return cases_by(_largest_log_ratio, [(f"dtype '{name}'", {"dtype": name}, why) for name in names])
+    return cases_by(_largest_log_ratio, [(Sentence("dtype '{}'", name), {"dtype": name}, why) for name in names])
 
 
 # Loss scaling --------------------------------------------------------------------------------------------------------
@@ -80,9 +81,9 @@ def _scales_cases(seed: int) -> Sequence[Case]:
         ("xxxx", 65536.0, 2, "Each overflow halves it again."),
         *((marks, 4096.0, 2 + number, "All rules together, at random.") for number, marks in enumerate(drawn)),
     ]
-    what = "updates '{overflowed}' (x = overflowed), scale {scale:g}, interval {interval}"
+    what = "updates '{}' (x = overflowed), scale {:g}, interval {}"
     given = [({"overflowed": marks, "scale": scale, "interval": count}, why) for marks, scale, count, why in rows]
-    return cases_by(_true_scales, [(what.format(**inputs), inputs, why) for inputs, why in given])
+    return cases_by(_true_scales, [(Sentence(what, *inputs.values()), inputs, why) for inputs, why in given])
 
 
 def _marks(generator: torch.Generator) -> str:
@@ -160,14 +161,15 @@ def _judge_guards(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     if not finite:
         return
     lost = STEPS - updates
-    why = f"The run survives, but makes no update in {lost} of {STEPS} steps."
-    yield Finding(updates >= LEAST, f"updates made in {STEPS} steps", str(updates), f"at least {LEAST}", why)
+    why = Sentence("The run survives, but makes no update in {} of {} steps.", lost, STEPS)
+    what, expected = Sentence("updates made in {} steps", STEPS), Sentence("at least {}", LEAST)
+    yield Finding(updates >= LEAST, what, str(updates), expected, why)
     why = "clamp passes a NaN on without a gradient: the run survives, but its logged loss is NaN."
     yield Finding(readable, "the logged loss is a number", _word(readable), "yes", why)
 
 
-def _word(yes: bool) -> str:
-    return "yes" if yes else "no"
+def _word(yes: bool) -> Sentence:
+    return Sentence("yes" if yes else "no")
 
 
 # The remedies for a spike --------------------------------------------------------------------------------------------
@@ -183,14 +185,14 @@ def _judge_cures(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     if not known:
         kind = other_kind(given, "a tuple", "a list", "a text")
         why = 'Give letters from a to h in a tuple, as in ("a", "b"); one letter needs a comma behind it.'
-        why = f"{kind} {why}" if kind else why
-        yield Finding(False, "cures", shown(given), f"letters of {', '.join(REMEDIES)}", why)
+        why = Sentence("{} {}", kind, Sentence(why)) if kind else why
+        yield Finding(False, "cures", shown(given), Sentence("letters of {}", ", ".join(REMEDIES)), why)
         return
     stops = {override for (override, *others) in scenario("bad-batch").cures if not others}
     for letter, override in REMEDIES.items():
         said, true = letter in letters, override in stops
-        got = "keeps it out" if said else "does not"
-        yield Finding(said == true, f"{letter}: {override}", got, "as measured", TEXTS[letter][1])
+        got = Sentence("keeps it out" if said else "does not")
+        yield Finding(said == true, Sentence("{}: {}", letter, override), got, "as measured", TEXTS[letter][1])
 
 
 _FIELDS = ("logprobs", "old_logprobs", "completion_mask")

@@ -26,6 +26,7 @@ from grpo_lab.course.compare import other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import gradients_left, updates_in_turn, value_and_gradient
 from grpo_lab.course.relations import changed, padded, permuted, reordered, scaled, shifted
+from grpo_lab.errors import Sentence
 from grpo_lab.events import Event, Stepped
 from grpo_lab.runs import first_break
 
@@ -59,8 +60,9 @@ def _well_formed(answer: Any) -> Finding:
         why = other_kind(answer, "a dictionary") or "Each of the runs 1 to 8 gets one line."
         return Finding(False, what, shown(answer), expected, why)
     strangers = [name for name in answer.values() if name not in NAMES]
-    why = f"Not among the names: {shown(sorted(set(map(str, strangers))))}. They are: {', '.join(NAMES)}."
-    return Finding(not strangers, what, f"{8 - len(strangers)} of 8 filled in", expected, why)
+    strange = shown(sorted(set(map(str, strangers))))
+    why = Sentence("Not among the names: {}. They are: {}.", strange, ", ".join(NAMES))
+    return Finding(not strangers, what, Sentence("{} of 8 filled in", 8 - len(strangers)), expected, why)
 
 
 _LOOK = {
@@ -101,6 +103,7 @@ class Recipe(NamedTuple):
 
 
 _FIRST = TEXTS["first"][1]
+_ENOUGH, _NEITHER = "One element of 834,560 is enough. {}", "Neither inf nor NaN is finite. {}"
 # Eight prompts where a token of a completion with A > 0 is harmed: with fewer there may be no such completion.
 _EIGHT, _SHIFT = "data.num_prompts=8", "faults.shift_log_ratio.at_step"
 _ABSORBED = Recipe(*TEXTS["absorbed"], ("loss.num_iterations=2", _EIGHT), _SHIFT)
@@ -112,9 +115,9 @@ _QUIET = (Recipe(*TEXTS["healthy"], ("run.num_steps=3",)), Recipe(*TEXTS["large_
 _BROKEN = (
     Recipe("cuda-001", _FIRST, ("run.num_steps=3",)),
     Recipe("fp16-adam-epsilon", _FIRST, ("run.num_steps=3",)),
-    Recipe("clip-spreads-nan", f"One element of 834,560 is enough. {_FIRST}", harmed_at="faults.nan_gradient.at_step"),
+    Recipe("clip-spreads-nan", Sentence(_ENOUGH, Sentence(_FIRST)), harmed_at="faults.nan_gradient.at_step"),
     Recipe("nan-reward", _FIRST, harmed_at="faults.nan_reward.at_step"),
-    Recipe("kl-overflow", f"Neither inf nor NaN is finite. {_FIRST}", harmed_at="faults.shift_kl_delta.at_step"),
+    Recipe("kl-overflow", Sentence(_NEITHER, Sentence(_FIRST)), harmed_at="faults.shift_kl_delta.at_step"),
     Recipe(*TEXTS["guarded"], ("guards.skip_nonfinite=on", _EIGHT), _SHIFT),
 )
 """A draw has two of these, one of the quiet runs, and always the absorbed and the filtered one."""
@@ -138,8 +141,8 @@ def _case(recipe: Recipe, draw: random.Random) -> Case:
     events = trials.run(config.with_(*overrides), draw.getrandbits(32)).events
     steps = record(events)
     guards = [each for each in recipe.overrides if each.startswith("guards.")]
-    what = f"{recipe.name} with {', '.join(guards)}" if guards else recipe.name
-    return Case(f"{what}, {len(steps)} steps", {"steps": steps}, expected(events), recipe.why)
+    what = Sentence("{} with {}", recipe.name, ", ".join(guards)) if guards else recipe.name
+    return Case(Sentence("{}, {} steps", what, len(steps)), {"steps": steps}, expected(events), recipe.why)
 
 
 def not_absorbed(case: Case) -> Case:
@@ -153,7 +156,8 @@ def not_absorbed(case: Case) -> Case:
     step, update = broken[0]
     lost = [("loss", update, 0.0, math.inf) if note[:2] == ("loss", update) else note for note in steps[step]]
     what, why = TEXTS["not_absorbed"]
-    return Case(f"{case.what}, {what}", {"steps": [*steps[:step], lost, *steps[step + 1 :]]}, (step, "ratio"), why)
+    later = [*steps[:step], lost, *steps[step + 1 :]]
+    return changed(case, what, (step, "ratio"), steps=later)._replace(why=why)
 
 
 def begun_earlier(case: Case, draw: random.Random) -> Case:
@@ -337,7 +341,7 @@ def denominator(config: Config, seed: int) -> Finding:
     fine = all(ratio < 1.05 for ratio in ratios)
     why = "Which policy is in the denominator? Before a batch's first update no weight has moved since sampling."
     what = "with one update a batch every ratio is 1"
-    return Finding(fine, what, f"largest ratio {max(ratios):.4g}", "1, but for rounding", why)
+    return Finding(fine, what, Sentence("largest ratio {:.4g}", max(ratios)), "1, but for rounding", why)
 
 
 _FIELDS = ("logprobs", "old_logprobs", "ref_logprobs")

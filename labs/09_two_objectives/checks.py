@@ -11,6 +11,7 @@ from grpo_lab.course import pages
 from grpo_lab.course.exercises import Case, Function, cases_by
 from grpo_lab.course.probes import gradients_of_vectors
 from grpo_lab.course.relations import changed, permuted, reordered, scaled
+from grpo_lab.errors import Sentence, listed
 
 TEXTS = pages.case_texts(__file__)
 
@@ -133,7 +134,8 @@ def _renamed(case: Case, draw: random.Random) -> Case:
         return {names[name]: given[name] for name in reversed(list(given))}
 
     inputs = {name: other(given) for name, given in case.inputs.items()}
-    return changed(case, f"objectives {' and '.join(names.values())}", other(case.expected), **inputs)
+    how = Sentence("objectives {}", listed("{} and {}", list(names.values())))
+    return changed(case, how, other(case.expected), **inputs)
 
 
 # PCGrad --------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from grpo_lab.course.answers import Given
 from grpo_lab.course.editions import build
 from grpo_lab.course.exercises import Values
 from grpo_lab.course.registry import course_labs, lab_page
-from grpo_lab.errors import ConfigError
+from grpo_lab.errors import ConfigError, Sentence
 from grpo_lab.grading import challenges, class_run, reports, submissions
 from grpo_lab.grading.grader import Course
 from grpo_lab.grading.results import BY_HAND, RIGHT, WRONG, Result
@@ -245,4 +245,4 @@ def test_whatever_the_data_a_judge_has_findings(lab, task, monkeypatch):
         assert findings
         for finding in findings:
             assert type(finding.right) is bool
-            assert all(type(text) is str and text.encode() is not None for text in finding[1:])
+            assert all(type(text) in (str, Sentence) and text.encode() is not None for text in finding[1:])

@@ -12,7 +12,7 @@ from grpo_lab.course.exercises import Finding, Function
 from grpo_lab.course.known_answers import changed
 from grpo_lab.course.registry import exercise, lab_folder, lab_page
 from grpo_lab.course.tried_answers import fault
-from grpo_lab.errors import DataError
+from grpo_lab.errors import DataError, Sentence
 from grpo_lab.training.registry import FORMULAS
 from grpo_lab.training.wrong_formulas import FORMULAS as WRONG_FORMULAS
 from tests.grading import mutants
@@ -113,7 +113,8 @@ def test_the_same_reason_is_given_once():
 
     three = [finding("a", "Twice."), finding("b", "", True), finding("c", "Twice.", got="3"), finding("d", "Other.")]
     assert [each.what for each in evaluate.folded(three)] == ["a, and 1 more like it", "b", "d"]
-    counted = [finding("a", "1 of 2 elements differ. Twice."), finding("b", "2 of 4 elements differ. Twice.")]
+    differ = "{} of {} elements differ. {}"
+    counted = [finding("a", Sentence(differ, 1, 2, "Twice.")), finding("b", Sentence(differ, 2, 4, "Twice."))]
     assert [each.why for each in evaluate.folded(counted)] == ["1 of 2 elements differ. Twice."]
     errors = [finding("a", evaluate.NO_VALUE, got="E (line 1)"), finding("b", evaluate.NO_VALUE, got="F (line 2)")]
     assert evaluate.folded(errors) == errors

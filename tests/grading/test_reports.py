@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_lab.course.compare import other_kind
 from grpo_lab.course.exercises import Finding
-from grpo_lab.errors import ConfigError, DataError, RunError
+from grpo_lab.errors import ConfigError, DataError, RunError, Sentence
 from grpo_lab.grading import reports
 from grpo_lab.grading.reports import gradescope, marking, pages, tables, words
 from grpo_lab.grading.reports.files import name_of
@@ -90,13 +91,14 @@ def in_chinese(result):
 
 
 def test_reports_are_chinese_but_for_names_and_what_others_wrote():
-    wrong = Finding(False, "a healthy run, norms times 2", "1", "a number", "This is a text; a number is wanted.")
-    lost = "its cell has lost its id; found by its first line, `%%exercise k3`"
+    what = Sentence("{}, {}", Sentence("a healthy run"), Sentence("{} times {:g}", "norms", 2))
+    wrong = Finding(False, what, "1", "a number", other_kind("1", "a number"))
+    lost = Sentence("its cell has lost its id; found by its first line, `{}`", "%%exercise k3")
     marks = [replace(mark, note="", text="") for mark in MARKS]
     marks[:2] = (replace(mark, findings=[FINE._replace(what="one NaN"), wrong], note=lost) for mark in marks[:2])
     late = {"late": True, "warnings": ["handed in late, by the name of its file"]}
     result = replace(ANN, marks=marks, trust=tiers.PROCESS.trust, student="", **late)
-    lines = in_chinese(result)
+    lines = in_chinese(Result.from_json(result.to_json()))
     others = (ZOE.problem, ZOE.trust, "A straight line", "Match them", "A beta", "Say why")
     assert [line for line in lines if ENGLISH.search(re.sub("|".join(map(re.escape, others)), "", line))] == []
     said = (
@@ -110,7 +112,9 @@ def test_reports_are_chinese_but_for_names_and_what_others_wrote():
     for each in (*said, "有限制的进程", "k3，在 0 附近也正确", "单元格丢失了 id"):
         assert each in "\n".join(lines), each
     assert '<html lang="zh">' in pages.of_notebook(result, "zh") and '<html lang="en">' in pages.of_notebook(result)
-    refused = replace(ZOE, problem="its zip has a password; hand in the notebook itself")
+    password = Sentence("its zip has a password; {}", Sentence("hand in the notebook itself"))
+    refused = Result.from_json(replace(ZOE, problem=password).to_json())
+    assert refused.problem == "its zip has a password; hand in the notebook itself"
     assert "zip 设有密码" in gradescope.of_submission([ANN, refused], "zh")["output"]
     assert "另有 1,000 个字符" in "\n".join(in_chinese(replace(ANN, student="长" * 3000)))
 

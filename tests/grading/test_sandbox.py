@@ -386,6 +386,29 @@ def test_forged_values_are_errors(forged, value, error):
     assert forged([VALUE, END, OVER]).value == 1
 
 
+A_SENTENCE = ["nothing named {}", ["x"]]
+DEEP = ["{}", [["{}", [["{}", [["{}", [["{}", ["x"]]]]]]]]]]
+LONG = ["{0}{0}", ["x" * 600, ""]]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [DEEP, LONG, 1, [], ["{}", "x"], ["{}", ["x", "y"]], ["{7}", ["x"]], ["{}" * 9, ["x"] * 9], [1, []],
+     ["{" + "9" * 5_000 + "}", ["x"]], ["{}", [None]]],
+)  # fmt: skip
+def test_forged_sentences_are_nothing(forged, parts):
+    for reply in ({"refused": parts}, {"number": 0, "error": parts}):
+        with pytest.raises(NotYet, match=r"a line that is not data"):
+            forged([json.dumps(reply) + "\n", END, OVER])
+
+
+def test_an_error_that_is_a_sentence_keeps_its_parts(forged):
+    given = forged([json.dumps({"number": 0, "error": A_SENTENCE}) + "\n", END, OVER])
+    assert given.error.parts() == A_SENTENCE and given.error == "nothing named x"
+    given = forged([json.dumps({"number": 0, "error": ["{:9}", [["a {", []]]]}) + "\n", END, OVER])
+    assert given.error == "a {", "no format of the answer is applied"
+
+
 def test_errors_are_words(forged):
     given = forged([VALUE.replace('"value": "1"', '"error": "' + "\\ud800" + "x" * 5_000 + '"'), END, OVER])
     assert given.error == "?" + "x" * 999

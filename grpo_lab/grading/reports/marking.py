@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo_lab.errors import DataError
+from grpo_lab.errors import DataError, Sentence
 from grpo_lab.grading.reports.tables import cell, table
 from grpo_lab.grading.reports.words import number
 from grpo_lab.grading.results import BY_HAND, MARKED, Mark, Result
@@ -79,7 +79,7 @@ def with_marks(results: Sequence[Result], marks: Iterable[Marking]) -> list[Resu
     answers, given, warnings = _answers(results), {}, defaultdict(list)
     for marking in marks:
         if complaint := _complaint(marking, answers, results):
-            warnings[marking.answer[:2]].append(f"{marking.where}: {complaint}")
+            warnings[marking.answer[:2]].append(Sentence("{}: {}", marking.where, complaint))
         else:
             given[marking.answer] = marking
 
@@ -116,15 +116,19 @@ def _complaint(marking: Marking, answers: Mapping[Answer, Mark], results: Sequen
         return marking.problem
     if answer in answers:
         most = answers[answer].out_of
-        return "" if marking.points <= most else f"mark {number(marking.points)} is above the {most} points; lower it"
+        said = "mark {} is above the {} points; lower it"
+        return "" if marking.points <= most else Sentence(said, number(marking.points), most)
     now = [cell(result.digest) for result in results if (cell(result.student), cell(result.lab)) == answer[:2]]
     if not now:
-        return f"no notebook of {answer.student!r} for {answer.lab!r} was graded; correct the row, or delete it"
+        said = "no notebook of {} for {} was graded; correct the row, or delete it"
+        return Sentence(said, repr(answer.student), repr(answer.lab))
     if answer.digest not in now:
-        versions = f"{answer.digest[:8]} then, {', '.join(digest[:8] for digest in now)} now"
-        return f"the notebook has changed since it was marked ({versions}); delete the row, and grade to get a new one"
+        versions = Sentence("{} then, {} now", answer.digest[:8], ", ".join(digest[:8] for digest in now))
+        said = "the notebook has changed since it was marked ({}); delete the row, and grade to get a new one"
+        return Sentence(said, versions)
     texts = sorted({each.exercise for each in answers if each[:2] == answer[:2]})
-    return f"exercise {answer.exercise!r} has no text to mark ({', '.join(texts) or 'none'} has one); delete the row"
+    said = "exercise {} has no text to mark ({} has one); delete the row"
+    return Sentence(said, repr(answer.exercise), ", ".join(texts) or Sentence("none"))
 
 
 def _entered(path: Path) -> dict[Answer, tuple[str, Row]]:
@@ -134,7 +138,7 @@ def _entered(path: Path) -> dict[Answer, tuple[str, Row]]:
         if not (row["mark"].strip() or row["comment"].strip()):
             continue
         answer = Answer(*(cell(row[name]) for name in Answer._fields))
-        where = f"{path.name}, row {place} ({answer.student}, {answer.lab}, {answer.exercise})"
+        where = Sentence("{}, row {} ({})", path.name, place, f"{answer.student}, {answer.lab}, {answer.exercise}")
         other, before = found.setdefault(answer, (where, row))
         if (before["mark"], before["comment"]) != (row["mark"], row["comment"]):
             raise DataError(f"{where}: {other} differs about the same answer; delete one of the two")
@@ -167,6 +171,6 @@ def _marking(answer: Answer, where: str, row: Row) -> Marking:
         mark, most = (float(row[name].strip().replace(",", ".")) for name in ("mark", "points"))
     except ValueError:
         mark = most = float("nan")
-    limits = f"give a number from 0 to {row['points']}, or leave it empty for not marked yet"
-    problem = "" if 0 <= mark <= most else f"mark {row['mark']!r} is not valid; {limits}"
-    return Marking(answer, mark, row["comment"].strip(), where, problem)
+    limits = Sentence("give a number from 0 to {}, or leave it empty for not marked yet", row["points"])
+    problem = "" if 0 <= mark <= most else Sentence("mark {} is not valid; {}", repr(row["mark"]), limits)
+    return Marking(answer, mark, Sentence("{}", row["comment"].strip()), where, problem)

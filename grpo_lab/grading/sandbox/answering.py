@@ -27,7 +27,7 @@ from grpo_lab.config import user_code
 from grpo_lab.course import answers, probes
 from grpo_lab.course.answers import NotPlain
 from grpo_lab.course.exercises import Function, Values
-from grpo_lab.errors import GrpoLabError, NotYet
+from grpo_lab.errors import GrpoLabError, NotYet, Sentence
 from grpo_lab.grading import wire
 from grpo_lab.grading.sandbox.confinement import Limits, bound_cpu, confine
 from grpo_lab.grading.sandbox.processes import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl, reap
@@ -126,23 +126,28 @@ def _answer(request: int, replies: int, limits: Limits) -> NoReturn:
         os._exit(0)  # never return into the loop above, even after an exception
 
 
-def _lines(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def _lines(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The values that the answer gives, or one line of the reason why it gives none."""
     try:
-        module = user_code.execute(Path(request["file"]), NotYet, answers.IN_THE_CELL, request["source"])
+        module = user_code.execute(Path(request["file"]), NotYet, True, request["source"])
         if "function" in request:
             check = Function(request["function"], _not_here, getattr(probes, request["probe"]))
             given = answers.calls(check, module, [wire.unpack(inputs) for inputs in request["inputs"]])
         else:
             given = answers.values(Values(tuple(request["names"]), _not_here), module).values()
     except GrpoLabError as error:
-        yield {"refused": str(error)[:LONGEST]}
+        yield {"refused": _parts(str(error))}
         return
     for each in given:
         try:
-            yield {"error": each.error[:LONGEST]} if each.error else {"value": wire.pack(each.value)}
+            yield {"error": _parts(each.error)} if each.error else {"value": wire.pack(each.value)}
         except NotPlain as error:
-            yield {"error": str(error)}
+            yield {"error": _parts(str(error))}
+
+
+def _parts(text: str) -> Any:
+    """A text for JSON, with its parts if it is a sentence of ours that is not too long."""
+    return text.parts() if isinstance(text, Sentence) and len(text) <= LONGEST else text[:LONGEST]
 
 
 def _not_here(*_: Any) -> NoReturn:

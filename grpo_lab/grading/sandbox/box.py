@@ -14,7 +14,7 @@ from io import FileIO
 from typing import Any
 
 from grpo_lab.course.answers import Given, NotPlain
-from grpo_lab.errors import NotYet, RunError
+from grpo_lab.errors import NotYet, RunError, Sentence
 from grpo_lab.grading import wire
 from grpo_lab.grading.sandbox.answering import ASK, LONGEST, READY
 from grpo_lab.grading.sandbox.confinement import MIB, Limits
@@ -33,6 +33,8 @@ START = 300.0
 """Seconds that a sandbox may take to start; importing torch is slow on a busy machine."""
 TICK = 0.1
 """Seconds between two measurements of memory."""
+DEPTH, VALUES = 4, 8
+"""Limits of a sentence in a reply: sentences within sentences, and the values of one."""
 MAPPING, LINK = 256, 64
 """Bytes that the kernel keeps for a mapping, and for each process in the chain of forks that it came through."""
 
@@ -105,7 +107,7 @@ class Sandbox:
             try:
                 socket.send_fds(self._control, [ASK], [asked.fileno(), theirs])
             except BrokenPipeError:
-                raise Failed("the sandbox ended before it was asked") from None
+                raise Failed(Sentence("the sandbox ended before it was asked")) from None
             finally:
                 os.close(theirs)
             return self._collect(replies, end)
@@ -121,14 +123,14 @@ class Sandbox:
                     chunk = pipe.read(1 << 16)
                     replies += chunk
                     if len(replies) > self._limits.output_kb * 1024:
-                        raise Failed(f"it sent more than {self._limits.output_kb:,} kB")
+                        raise Failed("it sent more than {:,} kB", self._limits.output_kb)
                     if not chunk:
                         watched.remove(pipe)
                 else:
                     chunk = self._control.recv(1 << 10)
                     over += chunk
                     if not chunk:
-                        raise Failed("the sandbox ended before it had answered")
+                        raise Failed(Sentence("the sandbox ended before it had answered"))
                     if over.endswith(b"\n"):
                         watched.remove(self._control)
                         end_descendants(self._spared)  # one of them may hold the pipe open
@@ -139,7 +141,7 @@ class Sandbox:
         while True:
             now = time.monotonic()
             if now > end:
-                raise Failed(f"no answer within {self._limits.seconds:g} s")
+                raise Failed("no answer within {:g} s", self._limits.seconds)
             if now > self._looked + TICK:
                 self._looked = now
                 self._measure()
@@ -151,7 +153,7 @@ class Sandbox:
         need, most = 2 * self._program, self._limits.memory_mb
         # The shares need a walk through all pages, 40 ms for a process, and are no more than the plain sum.
         if self._used(memory_of) > most + need and (used := self._used(shares_of) - need) > most:
-            raise Failed(f"it used {used:,.0f} MB; at most {most:,}")
+            raise Failed("it used {:,.0f} MB; at most {:,}", used, most)
 
     def _start(self) -> None:
         """Start the program unless it runs. Raises RunError with the last line of its errors where it cannot start."""
@@ -204,11 +206,11 @@ def _read(replies: bytes, over: Any, count: int) -> list[Given]:
     """The values of a complete set of replies. Raises NotYet unless number and order are exactly as expected."""
     *lines, rest = replies.split(b"\n")
     read = [_data(line) for line in lines] if not rest else []
-    if len(read) == 2 and isinstance(refused := read[0].get("refused"), str):
-        raise NotYet(_words(refused))
+    if len(read) == 2 and "refused" in read[0]:
+        raise NotYet(_said(read[0]["refused"]))
     numbers = [reply.get("number") for reply in read[:-1]]
     if not read or read[-1].get("end") != count or numbers != list(range(count)):
-        raise NotYet(f"it ended before it had answered ({_ending(over)})")
+        raise NotYet("it ended before it had answered ({})", _ending(over))
     return [_given(reply) for reply in read[:-1]]
 
 
@@ -216,17 +218,31 @@ def _data(line: bytes) -> dict[str, Any]:
     with suppress(ValueError, RecursionError):
         if isinstance(reply := json.loads(line), dict):
             return reply
-    raise NotYet("it sent a line that is not data")
+    raise NotYet(Sentence("it sent a line that is not data"))
 
 
 def _given(reply: Mapping[str, Any]) -> Given:
-    error, value = reply.get("error"), reply.get("value")
-    if isinstance(error, str):
-        return Given(error=_words(error) or "an error without a message")
+    if "error" in reply:
+        return Given(error=_said(reply["error"]) or Sentence("an error without a message"))
+    if not isinstance(value := reply.get("value"), str):
+        return Given(error=Sentence("neither a value nor an error"))
     try:
-        return Given(wire.unpack(value)) if isinstance(value, str) else Given(error="neither a value nor an error")
+        return Given(wire.unpack(value))
     except NotPlain as refused:
         return Given(error=str(refused))
+
+
+def _said(parts: Any, depth: int = 0) -> str:
+    """A text of the reply: data of the answer, or template and values of a sentence, within the limits of an error."""
+    if isinstance(parts, str):
+        return _words(parts)
+    with suppress(ValueError, IndexError):  # the places of the template and the values do not agree
+        match parts:
+            case [str(template), list(values)] if depth < DEPTH and len(values) <= VALUES:
+                sentence = Sentence(_words(template), *(_said(each, depth + 1) for each in values))
+                if len(sentence) <= LONGEST:
+                    return sentence
+    raise NotYet(Sentence("it sent a line that is not data"))
 
 
 def _words(text: str) -> str:
@@ -238,4 +254,5 @@ def _ending(over: Any) -> str:
     """The exit status in words, for messages only: a status proves nothing."""
     with suppress(ValueError, TypeError):
         return signal.Signals(-over).name
-    return f"exit code {over}" if isinstance(over, int) and 0 <= over < 256 else "unknown exit status"
+    known = isinstance(over, int) and 0 <= over < 256
+    return Sentence("exit code {}", over) if known else Sentence("unknown exit status")

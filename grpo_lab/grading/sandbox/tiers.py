@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
+from grpo_lab.errors import Sentence
 from grpo_lab.grading.sandbox.confinement import MIB, PACKAGE, Limits, readable
 from grpo_lab.paths import data_tables, labs_directory
 
@@ -35,14 +36,15 @@ class Tier:
         return not self.number and os.getuid() != 0
 
     @property
-    def trust(self) -> str:
+    def trust(self) -> Sentence:
         """The statement for reports: the limits of the tier and the remaining risks."""
-        return (
-            f"{self.name[0].upper()}{self.name[1:]}. An answer runs in a process of its own with caps on time, memory, "
-            "processes and output. It can open no socket and make, change or delete no file. It receives only inputs; "
-            f"scoring happens outside. {self.contained} Not contained in any tier: flaws of the kernel, timing side "
-            "channels, and the source of this package, which students have anyway."
+        said = (
+            "{}. An answer runs in a process of its own with caps on time, memory, processes and output. It can open "
+            "no socket and make, change or delete no file. It receives only inputs; scoring happens outside. {} Not "
+            "contained in any tier: flaws of the kernel, timing side channels, and the source of this package, which "
+            "students have anyway."
         )
+        return Sentence(said, Sentence(f"{self.name[0].upper()}{self.name[1:]}"), Sentence(self.contained))
 
     def command(self, limits: Limits) -> list[str]:
         """The sandbox's whole command line."""
@@ -80,7 +82,7 @@ def _bubblewrapped() -> list[str]:
 
 _USER = SAID["own_user" if sys.platform == "linux" and os.getuid() == 0 else "your_user"]
 PROCESS = Tier(0, **SAID["tier_0"], wrap=list)
-PROCESS = replace(PROCESS, contained=PROCESS.contained.format(user=_USER))
+PROCESS = replace(PROCESS, contained=Sentence(PROCESS.contained, Sentence(_USER)))
 BUBBLEWRAP = Tier(2, **SAID["tier_2"], wrap=_bubblewrapped)
 TIERS = {tier.number: tier for tier in (PROCESS, BUBBLEWRAP)}
 

@@ -11,7 +11,7 @@ from grpo_lab.course import translation, trials
 from grpo_lab.course.editions import prose
 from grpo_lab.course.evaluate import all_right, folded
 from grpo_lab.course.exercises import Exercise, Finding
-from grpo_lab.errors import NotYet, Unanswered
+from grpo_lab.errors import NotYet, Sentence, Unanswered
 from grpo_lab.events import Ended, Event, Started, Stepped
 from grpo_lab.messages import language, text
 from grpo_lab.paths import is_installed, labs_directory
@@ -65,7 +65,8 @@ def checking() -> Iterator[None]:
         with nullcontext() if headless() else trials.watched(line):
             yield
     except (NotYet, Unanswered) as error:
-        raise type(error)(translation.said(str(error), language())) from None
+        told = str(error)  # a plain text is of the answer's own code
+        raise type(error)(translation.said(told, language()) if isinstance(told, Sentence) else told) from None
     finally:
         line.clear()
 
