@@ -15,9 +15,7 @@ from typer.testing import CliRunner
 import grpo_lab as gl
 from grpo_lab import diagnose
 from grpo_lab.analysis import logs
-from grpo_lab.analysis.diagnosis.layout import WIDTH, width
-from grpo_lab.analysis.diagnosis.report import headline, settings_of
-from grpo_lab.analysis.diagnosis.words import Words
+from grpo_lab.analysis.diagnosis.report import WIDTH, Words, headline, settings_of, width
 from grpo_lab.analysis.logs.table import fact
 from grpo_lab.cli import app
 from grpo_lab.errors import ConfigError

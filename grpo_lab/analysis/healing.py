@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.analysis.diagnosis import diagnose
-from grpo_lab.analysis.diagnosis.layout import wrapped
+from grpo_lab.analysis.diagnosis.report import wrapped
 from grpo_lab.analysis.logs import from_events
 from grpo_lab.config import toml
 from grpo_lab.config.catalog import Heal, Scenario, scenario, scenario_names

@@ -96,11 +96,11 @@ def grade(
 
 
 def _tier(rules: Rules) -> Tier:
-    from grpo_lab.grading.sandbox import tier_checks
+    from grpo_lab.grading.sandbox import box
     from grpo_lab.grading.sandbox.tiers import SAID
 
     with console.err.status("probing the sandbox"):
-        tier = tier_checks.working(rules.tier, rules.limits, rules.no_isolation)
+        tier = box.working(rules.tier, rules.limits, rules.no_isolation)
     if tier.exposed:
         console.err.print(SAID["no_isolation"], markup=False, style="bold red")
     return tier

@@ -24,8 +24,7 @@ from grpo_lab.analysis.logs.table import (
     without_blank_rows,
 )
 from grpo_lab.analysis.logs.table import Log as Log
-from grpo_lab.analysis.logs.text import STDIN, Text, content, decoded
-from grpo_lab.analysis.logs.tracebacks import last_exception
+from grpo_lab.analysis.logs.text import STDIN, Text, content, decoded, last_exception
 from grpo_lab.analysis.logs.verl import printed_settings
 from grpo_lab.errors import LogError
 from grpo_lab.events import Event, Stepped

@@ -5,16 +5,117 @@ To add one, write a function that returns a `Table` of what it finds, or nothing
 
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from grpo_lab.analysis.logs.console import read_console
-from grpo_lab.analysis.logs.json_logs import read_json
-from grpo_lab.analysis.logs.table import Table
+from grpo_lab.analysis.logs.names import STEP_NAMES
+from grpo_lab.analysis.logs.table import Fact, Table, columns_of, fact, number_in
 from grpo_lab.analysis.logs.tables import read_csv, read_table
-from grpo_lab.analysis.logs.text import Text, parsed
+from grpo_lab.analysis.logs.text import Text, literal, parsed
 from grpo_lab.analysis.logs.verl import read_verl
+from grpo_lab.errors import LogError
+
+_JSON = re.compile(r'\{\s*("|\}|$)|\[\s*(\{|\]|$)')
+"""The beginning of an object, or of a list of objects; a console may begin with [2026-01-31 or [rank0]."""
+_OF = re.compile(r"\d+/\d+$")
+"""ms-swift writes the step and the number of steps as one text, "10/100"."""
+KINDS = ("type", "split", "phase", "mode", "stage", "event", "kind")
+"""What a row is of, as "eval"."""
+COUNTED = (*STEP_NAMES, "epoch", "iter", "update", "rollout", "rollout_id")
+"""Counters that stand beside the metrics."""
+OF_STATE = ("logging_steps", "max_steps", "num_train_epochs", "train_batch_size")
+"""Settings in trainer_state.json."""
+
+
+def read_json(text: Text) -> list[Table]:
+    """A JSON document of Trainer, or one document a line. Raises LogError for damaged JSON."""
+    whole, known = literal(text.said) if text.first.startswith(("[{'", "{'")) else parsed(text.said), {}
+    if whole is None and not _JSON.match(text.first):
+        return []
+    if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
+        known = {name: whole[name] for name in OF_STATE if whole.get(name)}
+        whole = [row for row in whole["log_history"] if isinstance(row, dict)]
+    if isinstance(whole, list) and all(isinstance(row, dict) for row in whole):
+        return [Table(columns_of(map(_metrics_of, whole)), "log_history", source="trl", settings=known)]
+    if isinstance(whole, dict) and (rows := _rows_of(whole)):
+        return [Table(columns_of(map(_metrics_of, rows)), "json")]
+    if whole is None and parsed(text.first) is None:
+        raise LogError(f"{text.name}: damaged JSON, it ends or breaks off in the middle; give the whole file")
+    return [_of_lines(text)]
+
+
+def _of_lines(text: Text) -> Table:
+    """One document a line; of `events.jsonl` without those that a resume replaced, as `events.lineage` says."""
+    trees: list[Any] = []
+    for line in filter(str.strip, text.said.split("\n")):
+        tree = parsed(line)
+        if isinstance(tree, dict) and tree.get("event") == "Resumed" and isinstance(tree.get("kept"), int):
+            del trees[tree["kept"] :]
+        trees.append(tree)
+    known = [tree for tree in trees if isinstance(tree, dict)]
+    columns = columns_of(_metrics_of(tree) for tree in known if "event" not in tree or "metrics" in tree)
+    notes = _notes_on([place for place, tree in enumerate(trees) if not isinstance(tree, dict)], len(trees), text.name)
+    events = [tree for tree in known if "event" in tree and "metrics" in tree]
+    if not events:
+        return Table(columns, "json_lines", notes)
+    updates = max(1, *(int(tree.get("updates", 1)) for tree in events))
+    return Table(columns, "own_run", notes, source="grpo_lab", updates_a_row=updates)
+
+
+def _notes_on(broken: list[int], count: int, name: str) -> Sequence[Fact]:
+    """Notes on broken lines. Raises LogError if most lines are broken."""
+    cut = bool(broken) and broken[-1] == count - 1
+    inside = broken[: len(broken) - cut]
+    if len(inside) > count / 2:
+        raise LogError(
+            f"{name}: {len(inside):,} of {count:,} lines are no JSON object, the first is line {inside[0] + 1}; "
+            "give a file with one JSON object a line"
+        )
+    notes = [fact("cut")] if cut else []
+    if inside:
+        notes.append(fact("no_json", broken=f"{len(inside):,}", count=f"{count:,}", first=inside[0] + 1))
+    return notes
+
+
+def _rows_of(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows in one JSON object: a list of them, one list a metric, or one object a step; none in another."""
+    lists = {name: value for name, value in _flat(tree).items() if isinstance(value, list) and value}
+    rows = [value for value in lists.values() if all(isinstance(each, dict) for each in value)]
+    if rows:
+        return max(rows, key=len)
+    numbers = {name: value for name, value in lists.items() if any(number_in(each) is not None for each in value)}
+    if numbers:
+        size = max(map(len, numbers.values()))
+        found: list[dict[str, Any]] = [{} for _ in range(size)]
+        for name, values in numbers.items():  # a list of evaluations is shorter: at equal distances
+            for place, value in enumerate(values, start=1):
+                found[round(place * size / len(values)) - 1][name] = value
+        return found
+    if len(tree) > 1 and all(name.isdigit() and isinstance(value, dict) for name, value in tree.items()):
+        return [{"step": name, **value} for name, value in tree.items()]
+    return []
+
+
+def _flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """The values in a tree by their names, with "/" between those of an outer and an inner one."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= _flat(value, f"{before}{name}/") if isinstance(value, dict) else {f"{before}{name}": value}
+    return found
+
+
+def _metrics_of(tree: dict[str, Any]) -> dict[str, Any]:
+    """Only the metrics of a JSON object: of `events.jsonl`, of verl's file logger, or of a flat or nested one."""
+    inner = next((tree[key] for key in ("metrics", "data") if isinstance(tree.get(key), dict)), None)
+    if inner is not None:
+        tree = {**{name: value for name, value in tree.items() if name in COUNTED}, **inner}
+    texts = {name: value for name, value in tree.items() if isinstance(value, str)}
+    flat = _flat(tree | {name: value.partition("/")[0] for name, value in texts.items() if _OF.match(value)})
+    held_out = any(str(tree.get(key)).lower().startswith(("eval", "val", "test")) for key in KINDS)
+    return {name if name in COUNTED else f"eval/{name}": value for name, value in flat.items()} if held_out else flat
+
 
 READERS: tuple[Callable[[Text], list[Table]], ...] = (read_json, read_verl, read_csv, read_table, read_console)
 """In the order in which they are asked; the first that finds a metric is right."""

@@ -5,8 +5,7 @@ from typing import Any
 
 from grpo_lab.analysis.logs.beside import flat
 from grpo_lab.analysis.logs.table import Table, columns_of, fact
-from grpo_lab.analysis.logs.text import NUMBER, Text, literal
-from grpo_lab.analysis.logs.tracebacks import by_rows
+from grpo_lab.analysis.logs.text import NUMBER, Text, by_rows, literal
 
 _RECORD = re.compile(r"\bstep:\d+(?: -(?:[ \t]|$)|[ \t]*$)", re.MULTILINE)
 _LINE = re.compile(r"\bstep:\d+ - \S+:.*")
