@@ -16,7 +16,8 @@ from grpo_lab.config.catalog import preset
 from grpo_lab.course import trials
 from grpo_lab.course.exercises import Finding, Question, Values
 from grpo_lab.errors import ConfigError, DataError, NotYet, Unanswered
-from grpo_lab.runs import child_pool, recordings
+from grpo_lab.runs import child as child_pool
+from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import html
 from grpo_lab.ui.notebook import Lab, feedback_view, questions

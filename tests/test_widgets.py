@@ -15,7 +15,7 @@ from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, ModelError, RunError
 from grpo_lab.events import Changed, Ended, Resumed, Stepped
-from grpo_lab.runs import child_pool
+from grpo_lab.runs import child as child_pool
 from grpo_lab.ui import notebook_mode
 from grpo_lab.ui.widgets import Panel
 from grpo_lab.ui.widgets import panel as panel_module

@@ -435,7 +435,7 @@ def status_words(status: str) -> str:
 def describe(screen: Screen) -> str:
     """The screen in two sentences with its numbers, as alternative text of its figure; safe inside Markdown."""
     curves = [
-        _curve_in_words(_curve_name(name, objective), screen.series[own])
+        _curve_in_words(name, objective, screen.series[own])
         for name in CURVES
         for own, objective in screen.curves(name).items()
         if own in screen.series
@@ -469,11 +469,6 @@ def _progress(screen: Screen) -> str:
     return text("alt.progress", name=name, status=status_words(screen.status), steps=steps)
 
 
-def _curve_name(name: str, objective: str) -> str:
-    said = spoken(METRICS[name].label)
-    return text("alt.of_objective", label=said, objective=objective) if objective else said
-
-
 def _first_break(screen: Screen) -> str:
     found = screen.first_break
     if found is None:
@@ -490,8 +485,9 @@ def break_words(kind: str, found: ChainBreak) -> str:
     return text(f"{kind}.first_break", link=link, step=found.step, operator=operator, caught=caught)
 
 
-def _curve_in_words(name: str, series: Series) -> str:
-    values = series.values
+def _curve_in_words(metric: str, objective: str, series: Series) -> str:
+    label, values = spoken(METRICS[metric].label), series.values
+    name = text("alt.of_objective", label=label, objective=objective) if objective else label
     start, end = shown(values[0]), shown(values[-1])
     words = text("alt.from_to", name=name, start=start, end=end) if len(values) > 1 else f"{name} {start}"
     finite = [(value, step) for step, value in zip(*series, strict=True) if math.isfinite(value)]

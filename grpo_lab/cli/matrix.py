@@ -15,9 +15,8 @@ from grpo_lab.cli.app import INTERRUPTED, Backend, Device, Model, Scheduler, app
 from grpo_lab.ui import console
 
 if TYPE_CHECKING:
-    from grpo_lab.analysis.matrix.cells import Cell
+    from grpo_lab.analysis.matrix.cells import Cell, Journal, Measurement
     from grpo_lab.analysis.matrix.pool import FarPool, Pool
-    from grpo_lab.analysis.matrix.results import Journal, Measurement
 
 CELLS = "cells.jsonl"
 
@@ -43,9 +42,8 @@ def matrix(
 
     Ctrl-C stops after the running cells; the same command goes on. Writes cells.csv and heat_map.png.
     """
-    from grpo_lab.analysis.matrix.cells import NONE, cells, columns, only, rows
+    from grpo_lab.analysis.matrix.cells import NONE, Journal, cells, columns, only, rows
     from grpo_lab.analysis.matrix.pool import FarPool, Pool
-    from grpo_lab.analysis.matrix.results import Journal
     from grpo_lab.runs import clusters
 
     guard, chosen = _split(guards), _split(algorithms)
@@ -87,7 +85,7 @@ def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool | FarPool, jobs
 
 def _write(out: Path, results: list[Measurement]) -> None:
     """Write the files and print a summary; exit with code 1 if a cell measured nothing."""
-    from grpo_lab.analysis.matrix.results import Fate, Findings, summary, to_csv
+    from grpo_lab.analysis.matrix.cells import Fate, Findings, summary, to_csv
     from grpo_lab.ui import plots
 
     found = Findings(results)

@@ -18,8 +18,7 @@ from grpo_lab.grading.sandbox import box
 from grpo_lab.grading.sandbox.confinement import MIB
 from grpo_lab.grading.submissions import Found
 from grpo_lab.grading.worker import WorkerClient
-from grpo_lab.runs.clusters import Cluster, WorkerLost
-from grpo_lab.runs.parallel import side_by_side
+from grpo_lab.runs.clusters import Cluster, WorkerLost, side_by_side
 
 
 class ResultStore:

@@ -1,8 +1,10 @@
 """A child process that trains, as its parent sees it: orders and commands go in, events come out.
 
-It takes the commands that `runs.commands` lists, and acts on them at the top of the next step.
+It takes the commands that `runs.commands` lists, and acts on them at the top of the next step. One child at most waits,
+with all imports done, for the next run of a notebook.
 """
 
+import atexit
 import collections
 import json
 import os
@@ -11,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +170,55 @@ class Child:
                 self.process.stdin.flush()
         except (BrokenPipeError, ValueError):
             return  # the child is dead, and `events` ends
+
+
+_idle: list[Child] = []
+"""At most one."""
+_lock = threading.Lock()
+
+
+def warm_up() -> None:
+    """Start a child, unless one waits already, so that the next run begins within milliseconds."""
+    with _lock:
+        _idle[:] = [child for child in _idle if child.alive]
+        if not _idle:
+            _idle.append(Child())
+
+
+def take() -> Child:
+    """A child for one run: one that waits, or a new one. Hand it to `give_back` afterwards."""
+    with _lock:
+        while _idle:
+            child = _idle.pop()
+            if child.alive:
+                return child
+            child.close()  # its pipes
+    return Child()
+
+
+def give_back(child: Child) -> None:
+    """Keep a child for the next run after its own is over. A dead child is replaced, a superfluous one is ended."""
+    with _lock:
+        if child.alive and not _idle:
+            _idle.append(child)
+            return
+    child.close()
+    warm_up()
+
+
+@contextmanager
+def warm_child() -> Iterator[Child]:
+    """A child for one run: `with warm_child() as child: Session(config, child=child).run()`."""
+    child = take()
+    try:
+        yield child
+    finally:
+        give_back(child)
+
+
+@atexit.register
+def _close_all() -> None:
+    with _lock:
+        for child in _idle:
+            child.close()
+        _idle.clear()

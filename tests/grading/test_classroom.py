@@ -23,7 +23,7 @@ from grpo_lab.grading.sandbox.processes import PR_SET_CHILD_SUBREAPER, descendan
 from grpo_lab.grading.sandbox.tiers import PROCESS
 from grpo_lab.grading.worker import WorkerClient
 from grpo_lab.paths import labs_directory
-from grpo_lab.runs import parallel
+from grpo_lab.runs import clusters
 from grpo_lab.ui import console
 from tests.grading import mutants
 
@@ -134,7 +134,7 @@ def running(words):
 @pytest.fixture
 def interrupt(monkeypatch):
     """`interrupt()`: Ctrl-C arrives while the next notebook is graded, which then goes on."""
-    armed, heard, listen, graded = threading.Event(), threading.Event(), parallel.signals, WorkerClient.grade
+    armed, heard, listen, graded = threading.Event(), threading.Event(), clusters.signals, WorkerClient.grade
 
     def grade(client, found):
         if armed.is_set():
@@ -152,7 +152,7 @@ def interrupt(monkeypatch):
 
         return listen(stopped, stopping)
 
-    monkeypatch.setattr(parallel, "signals", listened)
+    monkeypatch.setattr(clusters, "signals", listened)
     return armed.set
 
 

@@ -8,13 +8,11 @@ from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 
-from grpo_lab.analysis.matrix.cells import Cell
-from grpo_lab.analysis.matrix.results import Journal, Measurement, measure
+from grpo_lab.analysis.matrix.cells import Cell, Journal, Measurement, measure
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Ended
 from grpo_lab.runs.child import Child
-from grpo_lab.runs.clusters import Cluster, WorkerLost
-from grpo_lab.runs.parallel import side_by_side
+from grpo_lab.runs.clusters import Cluster, WorkerLost, side_by_side
 from grpo_lab.runs.run_folder import next_free
 from grpo_lab.runs.session import Session
 

@@ -15,7 +15,7 @@ from grpo_lab.course.evaluate import all_right, check
 from grpo_lab.course.exercises import Exercise, Finding, Function
 from grpo_lab.course.registry import lab_page
 from grpo_lab.errors import NotYet, unknown
-from grpo_lab.runs.child_pool import warm_child, warm_up
+from grpo_lab.runs.child import warm_child, warm_up
 from grpo_lab.runs.run_folder import new_folder
 from grpo_lab.runs.session import Session
 from grpo_lab.ui.notebook import feedback_view, progress_view

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
-from grpo_lab.analysis.run_state import Screen, Series, describe, fold, status_words, tone
+from grpo_lab.analysis.run_state import Screen, Series, fold, status_words, tone
 from grpo_lab.config.schema import planned_steps
 from grpo_lab.events import Event
 from grpo_lab.messages import text
@@ -67,11 +67,6 @@ def strip_figure(events: Iterable[Event], title: str = "") -> Figure:
     """A figure of the chain alone: links x steps."""
     screen = fold(events)
     return _with_strip(_headed(screen, title, 5.9), screen, 3.9)
-
-
-def alt_text(events: Iterable[Event]) -> str:
-    """The alternative text of these events' figure, in two sentences."""
-    return describe(fold(events))
 
 
 def save(figure: Figure, path: str | Path) -> Path:

@@ -9,8 +9,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from grpo_lab.analysis.matrix.cells import HEALTHY, NONE, REPORTED, STABLE
-from grpo_lab.analysis.matrix.results import Fate, Findings
+from grpo_lab.analysis.matrix.cells import HEALTHY, NONE, REPORTED, STABLE, Fate, Findings
 from grpo_lab.ui.plots.style import BLUE, GREY, NORMAL, ORANGE, PLAIN, SMALL, TITLE, legible, new_figure, write
 
 LETTERS = {
@@ -28,12 +27,12 @@ _LEFT, _CELL = 2.35, 0.27
 """Inches: room for the names of scenarios, and the height of a cell."""
 
 
-def heat_map_figure(found: Findings, title: str = "") -> Figure:
+def heat_map_figure(found: Findings) -> Figure:
     """A figure with a row for each scenario, the healthy run on top, and a column for each set of guards."""
     names, what = found.scenarios, "guard" if found.of_guards else "algorithm"
     top, bottom = 3.35 if found.has_healthy else 2.95, 0.75
     figure = new_figure(height := top + _CELL * max(1, len(names)) + bottom)
-    write(figure, 0.35, title or f"Which {what} stops which failure", 70, fontsize=TITLE, fontweight="bold")
+    write(figure, 0.35, f"Which {what} stops which failure", 70, fontsize=TITLE, fontweight="bold")
     subtitle = f"Share of {found.seeds} seeds in which the failure was stopped; cells show the number of seeds"
     write(figure, 0.7, subtitle, 150, fontsize=NORMAL, color="#333333")
     width, panels = (12 - _LEFT - 0.2) / 12, []

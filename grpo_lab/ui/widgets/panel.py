@@ -24,8 +24,8 @@ from grpo_lab.errors import ConfigError, GrpoLabError, RunError
 from grpo_lab.events import Event
 from grpo_lab.messages import spoken, text
 from grpo_lab.models import loading
-from grpo_lab.runs import checkpoints, child_pool, recordings, run_folder
-from grpo_lab.runs.child import Child
+from grpo_lab.runs import checkpoints, recordings, run_folder
+from grpo_lab.runs.child import Child, give_back, take, warm_up
 from grpo_lab.runs.session import Session, View
 from grpo_lab.training.registry import check, without_effect
 from grpo_lab.ui import html, notebook_mode
@@ -89,7 +89,7 @@ class Runner:
         with self._starting:
             if self.over and self.running:
                 return self.over
-            child = child_pool.take()
+            child = take()
             try:
                 session, over = make(child), Future[Run]()
                 session.views.append(view)
@@ -98,7 +98,7 @@ class Runner:
                 work = (session, child, over)
                 threading.Thread(target=_run, args=work, name=f"run {session.directory.name}", daemon=True).start()
             except BaseException:
-                child_pool.give_back(child)
+                give_back(child)
                 raise
             self.session, self.over = session, over
             return over
@@ -141,7 +141,7 @@ def _run(session: Run, child: Child, over: Future[Run]) -> None:
     except BaseException as error:
         failure = error
     finally:
-        child_pool.give_back(child)
+        give_back(child)
     if failure:
         over.set_exception(failure)
     else:
@@ -509,7 +509,7 @@ class Panel:
     def _repr_mimebundle_(self, **keywords: Any) -> Any:
         words = {"text/plain": f"Panel: {describe(self.screens()[0])}"}
         if self._watched:
-            child_pool.warm_up()
+            warm_up()
             self.refresh()
             return {**(self.widget._repr_mimebundle_(**keywords) or {}), **words}
         return words | ({"text/html": self._picture()} if self.session else {})
