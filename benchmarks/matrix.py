@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from grpo_lab.analysis.markdown import number, render
-from grpo_lab.analysis.matrix.cells import (
+from grpo_lab.analysis.matrix import (
     AT_LEAST,
     HEALED,
     HEALTHY,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from grpo_lab.analysis.matrix.cells import HEALTHY, Fate, Findings, Measurement, columns
+from grpo_lab.analysis.matrix import HEALTHY, Fate, Findings, Measurement, columns
 from grpo_lab.config.catalog import scenario_names
 from grpo_lab.ui import plots
 from grpo_lab.ui.plots.heat_map import LETTERS, mark

@@ -20,12 +20,13 @@ import typer
 
 from benchmarks import matrix
 from benchmarks.derive import derive
-from grpo_lab.analysis.matrix.cells import (
+from grpo_lab.analysis.matrix import (
     HEALTHY,
     Cell,
     Fate,
     Findings,
     Journal,
+    Pool,
     cells,
     columns,
     from_json,
@@ -33,10 +34,10 @@ from grpo_lab.analysis.matrix.cells import (
     only,
     replaced,
     rows,
+    run_all,
     summary,
     to_csv,
 )
-from grpo_lab.analysis.matrix.pool import Pool, run_all
 from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.config.catalog import TRIAL, Expectation, preset, scenario, scenario_names
 from grpo_lab.core.hooks import Action, Verdict

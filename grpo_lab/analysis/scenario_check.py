@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from grpo_lab.analysis.matrix.cells import HELD_OUT, STABLE
+from grpo_lab.analysis.matrix import HELD_OUT, STABLE
 from grpo_lab.config.catalog import Expectation, Scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError

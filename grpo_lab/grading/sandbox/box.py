@@ -22,14 +22,16 @@ from grpo_lab.course.answers import Given, NotPlain
 from grpo_lab.errors import ConfigError, NotYet, RunError
 from grpo_lab.grading import wire
 from grpo_lab.grading.sandbox.answering import ASK, LONGEST, READY
-from grpo_lab.grading.sandbox.confinement import MIB, Limits, readable
-from grpo_lab.grading.sandbox.processes import (
+from grpo_lab.grading.sandbox.confinement import (
+    MIB,
     PR_SET_CHILD_SUBREAPER,
+    Limits,
     descendants,
     end_descendants,
     mappings_of,
     memory_of,
     prctl,
+    readable,
     shares_of,
 )
 from grpo_lab.grading.sandbox.tiers import Tier, at_least, environment

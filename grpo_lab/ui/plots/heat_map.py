@@ -9,7 +9,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from grpo_lab.analysis.matrix.cells import HEALTHY, NONE, REPORTED, STABLE, Fate, Findings
+from grpo_lab.analysis.matrix import HEALTHY, NONE, REPORTED, STABLE, Fate, Findings
 from grpo_lab.ui.plots.style import BLUE, GREY, NORMAL, ORANGE, PLAIN, SMALL, TITLE, legible, new_figure, write
 
 LETTERS = {
