@@ -15,8 +15,18 @@ from rich.cells import cell_len as width
 
 from grpo_lab import messages
 from grpo_lab.analysis.diagnosis.causes import ENOUGH_STEPS, Cause, DetectedCause, Evidence, Findings, Remedy, Suspect
-from grpo_lab.analysis.diagnosis.curves import course, finite, noise, start
-from grpo_lab.analysis.diagnosis.symptoms import FIELD_OF, FIELDS, OWN, Unknown, algorithm_in, settings_that_tell
+from grpo_lab.analysis.diagnosis.symptoms import (
+    FIELD_OF,
+    FIELDS,
+    OWN,
+    Unknown,
+    algorithm_in,
+    course,
+    finite,
+    noise,
+    settings_that_tell,
+    start,
+)
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.markdown import templates
 from grpo_lab.events import encodable

@@ -14,12 +14,13 @@ import pandas as pd
 from grpo_lab.analysis.logs import beside, tables, tensorboard
 from grpo_lab.analysis.logs.console import names_in
 from grpo_lab.analysis.logs.formats import FORMATS, read_text
-from grpo_lab.analysis.logs.names import STEP_NAMES, given
 from grpo_lab.analysis.logs.table import (
+    STEP_NAMES,
     Columns,
     Table,
     columns_of,
     columns_of_frame,
+    given,
     runs_in,
     without_blank_rows,
 )

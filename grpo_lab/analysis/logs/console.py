@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_lab.analysis.logs.names import choose, counters, measured, words_of
-from grpo_lab.analysis.logs.table import Table, columns_of, fact
+from grpo_lab.analysis.logs.table import Table, choose, columns_of, counters, fact, measured, words_of
 from grpo_lab.analysis.logs.text import NUMBER, Text, by_rows
 
 _LINE = re.compile(

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from grpo_lab.analysis.logs.console import read_console
-from grpo_lab.analysis.logs.names import STEP_NAMES
-from grpo_lab.analysis.logs.table import Fact, Table, columns_of, fact, number_in
+from grpo_lab.analysis.logs.table import STEP_NAMES, Fact, Table, columns_of, fact, number_in
 from grpo_lab.analysis.logs.tables import read_csv, read_table
 from grpo_lab.analysis.logs.text import Text, literal, parsed
 from grpo_lab.analysis.logs.verl import read_verl

@@ -9,8 +9,7 @@ from pathlib import PurePath
 
 import pandas as pd
 
-from grpo_lab.analysis.logs.names import PREFIXES, STEP_NAMES, choose
-from grpo_lab.analysis.logs.table import Columns, Table, columns_of, fact, number_in
+from grpo_lab.analysis.logs.table import PREFIXES, STEP_NAMES, Columns, Table, choose, columns_of, fact, number_in
 from grpo_lab.analysis.logs.text import Text
 from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES

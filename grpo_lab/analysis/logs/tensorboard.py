@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.logs.names import choose
-from grpo_lab.analysis.logs.table import Columns, Table, fact
+from grpo_lab.analysis.logs.table import Columns, Table, choose, fact
 from grpo_lab.errors import LogError
 
 INSTALL = 'pip install "grpo-lab[tensorboard]"'
