@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from grpo_lab import errors
 from grpo_lab.config.schema import Config
@@ -52,6 +52,8 @@ class Child:
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches the parent alone
         )
+        pipes = (self.process.stdin, self.process.stdout, self.process.stderr)
+        self._orders, self._told, self._errors = cast(tuple[IO[str], IO[str], IO[str]], pipes)
         self._stderr: collections.deque[str] = collections.deque(maxlen=STDERR_LINES)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -61,8 +63,7 @@ class Child:
 
     def ready(self) -> bool:
         """Wait until the child has loaded all that a run needs, and say whether it did; `begin` needs no wait."""
-        assert self.process.stdout is not None
-        self._ready = self._ready or self.process.stdout.readline().rstrip() == READY
+        self._ready = self._ready or self._told.readline().rstrip() == READY
         return self._ready
 
     def begin(
@@ -88,9 +89,8 @@ class Child:
 
     def events(self) -> Iterator[Event]:
         """The run's events, until it is over or the child is dead. Raises the GrpoLabError that ended the run."""
-        assert self.process.stdout is not None
         self.ready()
-        for line in self.process.stdout:
+        for line in self._told:
             if line.startswith(f'{{"{OVER}": '):
                 self._over.set()
                 if self._last:
@@ -111,8 +111,7 @@ class Child:
     def close(self) -> None:
         """Tell the child to end after its step, and wait for that."""
         with self._writing, suppress(BrokenPipeError):
-            assert self.process.stdin is not None
-            self.process.stdin.close()
+            self._orders.close()
         self.wait()
 
     def wait(self) -> None:
@@ -121,8 +120,7 @@ class Child:
         self._over.set()
         self._listener.join(GRACE_AT_ONCE)  # a process that the child started may hold its standard error open
         with self._writing, suppress(BrokenPipeError):
-            for pipe in (self.process.stdin, self.process.stdout):
-                assert pipe is not None
+            for pipe in (self._orders, self._told):
                 pipe.close()
 
     @property
@@ -158,16 +156,14 @@ class Child:
             self.process.kill()  # SIGTERM would only ask again
 
     def _listen(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as lines:
+        with self._errors as lines:
             self._stderr.extend(lines)
 
     def _write(self, message: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
         try:
             with self._writing:
-                self.process.stdin.write(json.dumps(encodable(message), allow_nan=False) + "\n")
-                self.process.stdin.flush()
+                self._orders.write(json.dumps(encodable(message), allow_nan=False) + "\n")
+                self._orders.flush()
         except (BrokenPipeError, ValueError):
             return  # the child is dead, and `events` ends
 
