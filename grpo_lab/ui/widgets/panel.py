@@ -30,9 +30,8 @@ from grpo_lab.runs.session import Session, View
 from grpo_lab.training.registry import check, without_effect
 from grpo_lab.ui import html, notebook_mode
 from grpo_lab.ui.widgets import exports
-from grpo_lab.ui.widgets.controls import Controls, config_of
+from grpo_lab.ui.widgets.controls import Controls, History, config_of
 from grpo_lab.ui.widgets.live import LiveFigure, RenderThread, png
-from grpo_lab.ui.widgets.timeline import History
 
 CHECKPOINT_MINUTES = 0.1
 
