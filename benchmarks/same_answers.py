@@ -77,7 +77,7 @@ class Task(NamedTuple):
 def tasks(parts: Iterable[str] = PARTS, inputs: Path = INPUTS) -> list[Task]:
     """Everything that these parts compute, the slow ones first. It alone names the tables of answers."""
     from grpo_lab.course import registry
-    from grpo_lab.grading.sandbox.tiers import TIERS
+    from grpo_lab.grading.sandbox.box import TIERS
     from grpo_lab.runs.recordings import recording_names
     from tests.grading import hostile, mutants
 
@@ -209,9 +209,9 @@ def _unusable(tier: int) -> str:
     """Why attacks are not tried in a tier here, or nothing."""
     from grpo_lab.errors import ConfigError
     from grpo_lab.grading.rules import Rules
-    from grpo_lab.grading.sandbox import box, tiers
+    from grpo_lab.grading.sandbox import box
 
-    contained = tiers.TIERS[tier]
+    contained = box.TIERS[tier]
     try:
         return box.unusable(contained, Rules(**ATTACKED).limits) or "it is not root" * contained.exposed
     except ConfigError as error:

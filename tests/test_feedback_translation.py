@@ -11,7 +11,7 @@ from grpo_lab.course import pages, registry, translation
 from grpo_lab.course.exercises import Finding, Function
 from grpo_lab.errors import DataError, unknown
 from grpo_lab.grading.results import FAULT, NOT_REACHED
-from grpo_lab.grading.sandbox import tiers
+from grpo_lab.grading.sandbox import box
 from grpo_lab.paths import OWN, read_toml
 
 ANSWERS = Path(__file__).parents[1] / "benchmarks" / "answers"
@@ -112,7 +112,7 @@ TRIALS = [
     "a tensor of shape (8, 7), beginning [0, 0, 0], float32",
     "zero-times-infinity with guards.skip_nonfinite=on, 3 steps, its first step twice",
     'This is None; a tuple or a list is wanted. Write a tuple of texts, as in ("first", "second"), or ("only",)',
-    tiers.BUBBLEWRAP.contained,
+    box.BUBBLEWRAP.contained,
     NOT_REACHED,
     f"{FAULT}no memory",
     str(unknown("setting", "loss.betta", ["loss.beta", "loss.delta"])),

@@ -49,7 +49,7 @@ def scenarios(
 
 def _check(case: catalog.Scenario, seeds: int) -> None:
     """Print each claim with its result on each seed; exit code 1 if one does not hold."""
-    from grpo_lab.analysis.scenario_check import EXPECTED, claims
+    from grpo_lab.analysis.matrix import EXPECTED, claims
 
     rows, wrong = [], 0
     with console.progress() as bars:

@@ -19,8 +19,8 @@ from grpo_lab.grading.grader import Course
 from grpo_lab.grading.results import FAILED, NOT_REACHED, RIGHT, UNANSWERED, Mark, Result
 from grpo_lab.grading.rules import Rules
 from grpo_lab.grading.sandbox import box
+from grpo_lab.grading.sandbox.box import PROCESS
 from grpo_lab.grading.sandbox.confinement import PR_SET_CHILD_SUBREAPER, descendants, prctl
-from grpo_lab.grading.sandbox.tiers import PROCESS
 from grpo_lab.grading.worker import WorkerClient
 from grpo_lab.paths import labs_directory
 from grpo_lab.runs import clusters

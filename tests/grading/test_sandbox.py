@@ -14,9 +14,8 @@ import torch
 
 from grpo_lab.errors import ConfigError, NotYet
 from grpo_lab.grading.sandbox import box
-from grpo_lab.grading.sandbox.box import Failed, Sandbox, closed_folder
+from grpo_lab.grading.sandbox.box import BUBBLEWRAP, FIRST_USER, PROCESS, Failed, Sandbox, Tier, closed_folder
 from grpo_lab.grading.sandbox.confinement import PACKAGE, Limits, descendants
-from grpo_lab.grading.sandbox.tiers import BUBBLEWRAP, FIRST_USER, PROCESS, Tier
 from grpo_lab.paths import labs_directory
 from tests.grading import hostile
 from tests.grading.hostile.world import World
