@@ -106,7 +106,7 @@ class Server:
         found = []
         for each in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):  # it ended in between
-                found += [each] if "grpo_lab.runs.child" in each.cmdline() else []
+                found += [each] if "grpo_lab.runs.worker" in each.cmdline() else []
         return found
 
     def end(self) -> list[psutil.Process]:
