@@ -19,9 +19,18 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.matrix import MARGIN, mean_gain
-from grpo_lab.analysis.matrix.cells import HEALTHY, HELD_OUT, Cell, cells, rows, settings_of_guards
-from grpo_lab.analysis.matrix.pool import Pool, run_all
-from grpo_lab.analysis.matrix.results import Journal, Measurement
+from grpo_lab.analysis.matrix import (
+    HEALTHY,
+    HELD_OUT,
+    Cell,
+    Journal,
+    Measurement,
+    Pool,
+    cells,
+    rows,
+    run_all,
+    settings_of_guards,
+)
 from grpo_lab.config.catalog import scenario as scenario_of
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import console

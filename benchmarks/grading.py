@@ -28,7 +28,7 @@ import typer
 from grpo_lab.course.editions import build
 from grpo_lab.course.registry import lab_page
 from grpo_lab.grading.results import BY_HAND, RIGHT, Result
-from grpo_lab.grading.sandbox.processes import descendants
+from grpo_lab.grading.sandbox.confinement import descendants
 from grpo_lab.runs import environment
 from tests.grading import hostile, mutants
 

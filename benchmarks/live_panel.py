@@ -20,14 +20,14 @@ from unittest import mock
 from benchmarks.timing import QUICK, Plan, settle, spread
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Stepped
-from grpo_lab.runs import child_pool
+from grpo_lab.runs import child as child_pool
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import notebook_mode
 from grpo_lab.ui.widgets.panel import Panel
 
 _FIRST_PLOT = """
 import time, json; begin = time.perf_counter()
-from unittest import mock; from grpo_lab.runs import child_pool
+from unittest import mock; from grpo_lab.runs import child as child_pool
 from grpo_lab.ui import notebook_mode
 with mock.patch.object(notebook_mode, "headless", lambda: False):
     from grpo_lab.ui.widgets import Panel

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from grpo_lab.analysis.markdown import number, render
-from grpo_lab.analysis.matrix.cells import (
+from grpo_lab.analysis.matrix import (
     AT_LEAST,
     HEALED,
     HEALTHY,
@@ -32,9 +32,13 @@ from grpo_lab.analysis.matrix.cells import (
     STABLE,
     STEPS,
     UNHEALED,
+    Fate,
+    Findings,
+    Measurement,
+    summary,
+    to_csv,
     without,
 )
-from grpo_lab.analysis.matrix.results import Fate, Findings, Measurement, summary, to_csv
 from grpo_lab.config.catalog import load_preset, scenario
 from grpo_lab.errors import ConfigError
 from grpo_lab.runs import environment

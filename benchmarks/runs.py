@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import typer
 
 from grpo_lab.analysis.markdown import number, table
-from grpo_lab.analysis.matrix.cells import HEALED, HELD_OUT, UNHEALED
+from grpo_lab.analysis.matrix import HEALED, HELD_OUT, UNHEALED
 from grpo_lab.analysis.reproduction import COLUMNS, SCENARIOS, config_for, healthy_config
 from grpo_lab.config.catalog import preset, scenario, scenario_names
 from grpo_lab.config.schema import Config

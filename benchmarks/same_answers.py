@@ -77,7 +77,7 @@ class Task(NamedTuple):
 def tasks(parts: Iterable[str] = PARTS, inputs: Path = INPUTS) -> list[Task]:
     """Everything that these parts compute, the slow ones first. It alone names the tables of answers."""
     from grpo_lab.course import registry
-    from grpo_lab.grading.sandbox.tiers import TIERS
+    from grpo_lab.grading.sandbox.box import TIERS
     from grpo_lab.runs.recordings import recording_names
     from tests.grading import hostile, mutants
 
@@ -210,11 +210,11 @@ def _unusable(tier: int) -> str:
     """Why attacks are not tried in a tier here, or nothing."""
     from grpo_lab.errors import ConfigError
     from grpo_lab.grading.rules import Rules
-    from grpo_lab.grading.sandbox import tier_checks, tiers
+    from grpo_lab.grading.sandbox import box
 
-    contained = tiers.TIERS[tier]
+    contained = box.TIERS[tier]
     try:
-        return tier_checks.unusable(contained, Rules(**ATTACKED).limits) or "it is not root" * contained.exposed
+        return box.unusable(contained, Rules(**ATTACKED).limits) or "it is not root" * contained.exposed
     except ConfigError as error:
         return str(error).partition(":")[0]  # the rest names folders of this machine
 
@@ -261,17 +261,17 @@ def _told(tree: dict[str, Any]) -> Iterator[str]:
 
 def panel(name: str) -> Answers:
     """The words of a recording's screen at four places, the whole screen at the last, and the summary of its run."""
-    from grpo_lab.analysis import run_state, screen_words
+    from grpo_lab.analysis import run_state
     from grpo_lab.runs import run_folder, summary
     from grpo_lab.runs.recordings import find
 
     events = run_folder.read(find(name))[1]
     for quarter in range(1, 5):
         screen, place = run_state.fold(events[: len(events) * quarter // 4]), (name, f"{quarter} of 4")
-        yield (*place, "status"), f"{screen.status} ({screen_words.tone(screen.status)}) {screen.message}"
+        yield (*place, "status"), f"{screen.status} ({run_state.tone(screen.status)}) {screen.message}"
         for language in LANGUAGES:
             with patch.dict(os.environ, GRPO_LAB_LANG=language):
-                yield (*place, language), screen_words.describe(screen)
+                yield (*place, language), run_state.describe(screen)
     for language in LANGUAGES:
         with patch.dict(os.environ, GRPO_LAB_LANG=language):
             yield (name, "summary", language), summary.summary(events).splitlines()

@@ -3,7 +3,7 @@
 import pytest
 
 from grpo_lab.config.catalog import preset
-from grpo_lab.runs import child_pool
+from grpo_lab.runs import child as child_pool
 from grpo_lab.ui import notebook_mode
 
 CONFIG = preset("smoke").with_("run.threads=1", "run.num_steps=2")

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lab.analysis.matrix.cells import cells, columns
-from grpo_lab.analysis.matrix.pool import FarPool
+from grpo_lab.analysis.matrix import FarPool, cells, columns
 from grpo_lab.course.editions import build
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.grading import class_run, rules

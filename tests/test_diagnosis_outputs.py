@@ -15,9 +15,7 @@ from typer.testing import CliRunner
 import grpo_lab as gl
 from grpo_lab import diagnose
 from grpo_lab.analysis import logs
-from grpo_lab.analysis.diagnosis.layout import WIDTH, width
-from grpo_lab.analysis.diagnosis.report import headline, settings_of
-from grpo_lab.analysis.diagnosis.words import Words
+from grpo_lab.analysis.diagnosis.report import WIDTH, Words, headline, settings_of, width
 from grpo_lab.analysis.logs.table import fact
 from grpo_lab.cli import app
 from grpo_lab.errors import ConfigError
@@ -122,7 +120,6 @@ def test_figure_draws_evidence_and_marks_what_is_not_finite():
     assert titles[0].startswith("loss: the loss is not finite") and any(title.startswith("kl") for title in titles)
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert np.asarray(crosses[0].get_xdata()).tolist() == [3]
-    assert figures.in_words(found).startswith("Numbers grew until they overflowed")
     for curves in ({"reward": [0.1]}, {"nothing": [1.0]}):
         assert figures.figure(diagnose(pd.DataFrame(curves))) is not None
 
@@ -134,7 +131,6 @@ def test_the_figure_of_two_runs_draws_both_and_shows_the_evidence_of_the_one_tha
     curves = [line for line in loss.lines if line.get_marker() not in ("x", None, "None")]
     assert loss.get_title(loc="left").startswith("loss: the loss is not finite") and len(curves) == 2
     assert [text.get_text() for text in figure.legends[0].texts] == ["A is mine", "B is other"]
-    assert figures.in_words(healthy, broken, names=("mine", "other")).startswith("A: Nothing wrong")
 
 
 # The command

@@ -8,12 +8,17 @@ import pytest
 
 import grpo_lab.analysis
 from grpo_lab import diagnose, messages
-from grpo_lab.analysis.diagnosis.algorithm import FIELDS
-from grpo_lab.analysis.diagnosis.causes import known_causes, known_suspects, known_symptoms
-from grpo_lab.analysis.diagnosis.findings import DetectedCause, Evidence, Findings, PossibleCause
-from grpo_lab.analysis.diagnosis.layout import WIDTH, columns, width, wrapped
-from grpo_lab.analysis.diagnosis.report import html, text
-from grpo_lab.analysis.diagnosis.symptoms import Unknown
+from grpo_lab.analysis.diagnosis.causes import (
+    DetectedCause,
+    Evidence,
+    Findings,
+    PossibleCause,
+    known_causes,
+    known_suspects,
+    known_symptoms,
+)
+from grpo_lab.analysis.diagnosis.report import WIDTH, columns, html, text, width, wrapped
+from grpo_lab.analysis.diagnosis.symptoms import FIELDS, Unknown
 from grpo_lab.analysis.logs import from_dicts
 from grpo_lab.analysis.logs.table import fact
 from grpo_lab.runs.recordings import find

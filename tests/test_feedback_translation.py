@@ -14,7 +14,7 @@ from grpo_lab.course.compare import Span, differs, other_kind, shown
 from grpo_lab.course.exercises import Finding, Function
 from grpo_lab.errors import ConfigError, DataError, NotYet, Sentence, unknown
 from grpo_lab.grading.results import FAULT, NOT_REACHED
-from grpo_lab.grading.sandbox import tiers
+from grpo_lab.grading.sandbox import box
 from grpo_lab.paths import OWN, read_toml
 from grpo_lab.ui.notebook import feedback_view
 from tests.grading import mutants
@@ -149,8 +149,8 @@ TEXTS = [
     raised(NotYet, answers.calls, CALLED, answers.load({"double": two}), [{"a": 1}]),
     str(unknown("setting", "loss.betta", ["loss.beta", "loss.delta"])),
     str(unknown("setting", "x", ["loss.beta"])),
-    tiers.PROCESS.trust,
-    tiers.BUBBLEWRAP.trust,
+    box.PROCESS.trust,
+    box.BUBBLEWRAP.trust,
     Sentence(NOT_REACHED),
     Sentence(FAULT, "no_memory"),
 ]

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from grpo_lab.analysis.matrix.cells import HEALTHY, columns
-from grpo_lab.analysis.matrix.results import Fate, Findings, Measurement
+from grpo_lab.analysis.matrix import HEALTHY, Fate, Findings, Measurement, columns
 from grpo_lab.config.catalog import scenario_names
 from grpo_lab.ui import plots
-from grpo_lab.ui.plots.heat_map import LETTERS, mark
+from grpo_lab.ui.plots import LETTERS, mark
 
 
 def result(scenario, column, seed=0, fate="stopped", refused=0):

@@ -16,10 +16,12 @@ from grpo_lab.config.catalog import preset
 from grpo_lab.course import trials
 from grpo_lab.course.exercises import Finding, Question, Values
 from grpo_lab.errors import ConfigError, DataError, NotYet, Unanswered
-from grpo_lab.runs import child_pool, recordings
+from grpo_lab.runs import child as child_pool
+from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import html
-from grpo_lab.ui.notebook import Lab, feedback_view, questions
+from grpo_lab.ui.notebook import Lab, feedback_view
+from grpo_lab.ui.notebook.lab import buttons, explanation
 
 RIGHT = "def double(x):\n    return x + x\n"
 
@@ -268,12 +270,12 @@ def test_a_check_that_trains_shows_each_run_while_it_does(lab, monkeypatch):
 
 
 def test_questions_explain_what_was_chosen(lab, capsys):
-    (box,) = questions.buttons(lab.page.questions).children
-    title, buttons, reply = box.children
-    assert "Is 1 &lt; 2?" in title.value and buttons.value is None and reply.value == ""
-    buttons.value = 0
+    (box,) = buttons(lab.page.questions).children
+    title, radio, reply = box.children
+    assert "Is 1 &lt; 2?" in title.value and radio.value is None and reply.value == ""
+    radio.value = 0
     assert reply.value == "<strong>Not this one.</strong> It is."
-    buttons.value = 1
+    radio.value = 1
     assert reply.value == "<strong>Right.</strong> So it is, &amp; always."
     lab.questions()  # without a notebook they are text
     assert capsys.readouterr().out == "1. Is 1 < 2?\n   ( ) no\n   ( ) yes\n"
@@ -281,8 +283,8 @@ def test_questions_explain_what_was_chosen(lab, capsys):
 
 def test_code_in_a_question_is_marked():
     asked = Question("Does `a < b` hold?", (("no", "`b` is 1."), ("yes", "It does.")), 1)
-    title, *_ = questions.buttons([asked]).children[0].children
-    assert "<code>a &lt; b</code>" in title.value and "<code>b</code> is 1." in questions.explanation(asked, 0)
+    title, *_ = buttons([asked]).children[0].children
+    assert "<code>a &lt; b</code>" in title.value and "<code>b</code> is 1." in explanation(asked, 0)
     assert "`" not in html.fill("questions", [asked])
 
 

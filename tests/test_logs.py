@@ -21,9 +21,8 @@ import grpo_lab as gl
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import diagnose
 from grpo_lab.analysis.logs import beside
-from grpo_lab.analysis.logs.names import choose, meaning
-from grpo_lab.analysis.logs.table import fact
-from grpo_lab.analysis.logs.tracebacks import last_exception
+from grpo_lab.analysis.logs.table import choose, fact, meaning
+from grpo_lab.analysis.logs.text import last_exception
 from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES
 

@@ -20,9 +20,24 @@ import typer
 
 from benchmarks import matrix
 from benchmarks.derive import derive
-from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, columns, only, replaced, rows
-from grpo_lab.analysis.matrix.pool import Pool, run_all
-from grpo_lab.analysis.matrix.results import Fate, Findings, Journal, from_json, measure, summary, to_csv
+from grpo_lab.analysis.matrix import (
+    HEALTHY,
+    Cell,
+    Fate,
+    Findings,
+    Journal,
+    Pool,
+    cells,
+    columns,
+    from_json,
+    measure,
+    only,
+    replaced,
+    rows,
+    run_all,
+    summary,
+    to_csv,
+)
 from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.config.catalog import TRIAL, Expectation, preset, scenario, scenario_names
 from grpo_lab.core.hooks import Action, Verdict

@@ -14,7 +14,8 @@ from grpo_lab.analysis.reproduction import COLUMNS, config_for, recording_of, sc
 from grpo_lab.config.catalog import model_settings
 from grpo_lab.errors import ConfigError, ModelError
 from grpo_lab.models.registry import MODELS
-from grpo_lab.runs import child_pool, recordings
+from grpo_lab.runs import child as child_pool
+from grpo_lab.runs import recordings
 from grpo_lab.runs.outcome import Learned, outcome
 from grpo_lab.runs.session import Session
 from grpo_lab.ui.run_tables import reproduce_all

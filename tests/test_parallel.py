@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from grpo_lab.runs.parallel import side_by_side
+from grpo_lab.runs.clusters import side_by_side
 
 
 def never():

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, findSystemFonts, get_font
 from matplotlib.text import Text
 
-from grpo_lab.analysis.run_state import CURVES, fold
+from grpo_lab.analysis.run_state import CURVES, describe, fold
 from grpo_lab.config.catalog import preset
 from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.events import Changed, Ended, Evaluated, LinkNote, Started, Stepped
@@ -98,7 +98,7 @@ def test_anything_can_be_drawn(name, tmp_path):
         image = plots.save(figure, tmp_path / "new" / "figure.png").read_bytes()
         assert image.startswith(b"\x89PNG")
         assert all(np.isfinite(axes.get_xlim() + axes.get_ylim()).all() for axes in figure.axes)
-    assert plots.alt_text(ODD[name])
+    assert describe(fold(ODD[name]))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 9])

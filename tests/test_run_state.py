@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_lab.analysis.run_state import MULTINOMIAL, Fold, Mark, Series, Tally, decimate, fold
-from grpo_lab.analysis.screen_words import describe, tone
+from grpo_lab.analysis.run_state import MULTINOMIAL, Fold, Mark, Series, Tally, decimate, describe, fold, tone
 from grpo_lab.config.catalog import preset
 from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.events import Changed, Ended, Evaluated, LinkNote, Resumed, Started, Stepped, from_json, to_json

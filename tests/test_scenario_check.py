@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from grpo_lab.analysis.scenario_check import FAILS, STOPPED
+from grpo_lab.analysis.matrix import FAILS, STOPPED
 from grpo_lab.paths import data_directory
 
 CAUSE = (

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from grpo_lab import diagnose
-from grpo_lab.analysis.diagnosis.story import story
+from grpo_lab.analysis.diagnosis.report import story
 from grpo_lab.analysis.logs import Log
 
 NOISE = np.random.default_rng(0).normal(0, 0.02, 120)

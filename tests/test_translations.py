@@ -8,8 +8,7 @@ import pytest
 from grpo_lab import messages
 from grpo_lab.analysis import healing
 from grpo_lab.analysis.healing import suggest
-from grpo_lab.analysis.run_state import fold
-from grpo_lab.analysis.screen_words import describe
+from grpo_lab.analysis.run_state import describe, fold
 from grpo_lab.config.algorithms import algorithm, algorithm_names
 from grpo_lab.config.catalog import model_settings, preset, scenario, scenario_names
 from grpo_lab.core.hooks import Action, Stage, Verdict
@@ -26,10 +25,10 @@ from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import exceeds
 from grpo_lab.training.trainer import ended
 from grpo_lab.ui import html
+from grpo_lab.ui.described import docstring
 from grpo_lab.ui.plots.style import STATUSES
-from grpo_lab.ui.widgets import switches
+from grpo_lab.ui.widgets.controls import SLIDERS, SliderRow, Switches
 from grpo_lab.ui.widgets.parts import Muted
-from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 OTHERS = [name for name in messages.languages() if name != "en"]
@@ -62,7 +61,7 @@ def english_texts():
     found["crash.unknown"] = classify_crash("unheard of").explanation
     found |= {f"break.{key}.{place}": said for key, texts in BREAKS.items() for place, said in enumerate(texts)}
     for name, guard in GUARDS.items():
-        does, sections = switches.docstring(guard)
+        does, sections = docstring(guard)
         found |= {f"guard.{name}.does": does, **{f"guard.{name}.{part}": said for part, said in sections.items()}}
     found |= {f"algorithm.{name}": f"{algorithm(name).title}. {algorithm(name).differs}" for name in algorithm_names()}
     found |= {f"heal.{name}": scenario(name).heals[0].why for name in scenario_names() if scenario(name).heals}
@@ -210,7 +209,7 @@ def test_a_slider_explains_itself_in_chinese(chinese, name):
 @pytest.mark.parametrize("language", messages.languages())
 def test_a_switch_is_a_sentence_with_the_name_of_the_guard_and_a_why(monkeypatch, language):
     monkeypatch.setenv(messages.VARIABLE, language)
-    shown = switches.Switches(None, Muted(), lambda name, on: None)
+    shown = Switches(None, Muted(), lambda name, on: None)
     for name, guard in zip(GUARDS, shown.widget.children, strict=True):
         row, about = guard.children
         start, _, sentence = row.children[-1].value.removesuffix("</span>").partition(">")

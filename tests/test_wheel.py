@@ -138,7 +138,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
 def test_the_unpacked_wheel_releases_a_lab_and_hides_its_solution(unpacked, tmp_path):
     """The sandbox hides the folder of the labs in the package from answers."""
     code = (
-        "from grpo_lab import cli; from grpo_lab.grading.sandbox.tiers import BUBBLEWRAP; words = BUBBLEWRAP.wrap();"
+        "from grpo_lab import cli; from grpo_lab.grading.sandbox.box import BUBBLEWRAP; words = BUBBLEWRAP.wrap();"
         "print(words[-words[::-1].index('--tmpfs')]); cli.main()"
     )
     done = subprocess.run(

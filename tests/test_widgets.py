@@ -15,11 +15,12 @@ from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, ModelError, RunError
 from grpo_lab.events import Changed, Ended, Resumed, Stepped
-from grpo_lab.runs import child_pool
+from grpo_lab.runs import child as child_pool
 from grpo_lab.ui import notebook_mode
-from grpo_lab.ui.widgets import Panel, notebook_display, runner
+from grpo_lab.ui.widgets import Panel
+from grpo_lab.ui.widgets import panel as panel_module
+from grpo_lab.ui.widgets.controls import SLIDERS, SliderRow
 from grpo_lab.ui.widgets.parts import Muted
-from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 
 LONG = ("run.num_steps=100000",)
 """More than any test waits for."""
@@ -132,8 +133,8 @@ def test_a_panel_stands_where_its_run_is_awaited(panel, seen, monkeypatch):
         outputs.append(held)
         return SimpleNamespace(update=held.append)
 
-    monkeypatch.setattr(notebook_display, "display", display)
-    monkeypatch.setattr(notebook_display, "cell", lambda: cell[0])
+    monkeypatch.setattr(panel_module, "display", display)
+    monkeypatch.setattr(panel_module, "cell", lambda: cell[0])
     one = panel()
     run(one)
     view, picture = outputs
@@ -239,7 +240,7 @@ def test_a_crash_is_explained_and_healed_in_one_click(panel, seen):
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_guard_that_was_switched_on_since(panel, seen, monkeypatch):
-    monkeypatch.setattr(runner, "CHECKPOINT_MINUTES", 0)
+    monkeypatch.setattr(panel_module, "CHECKPOINT_MINUTES", 0)
     one = panel(overrides=("run.num_steps=12",))
     button = find(one, "go_on")
     assert button.layout.display == "none"

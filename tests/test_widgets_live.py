@@ -19,11 +19,10 @@ from grpo_lab.events import Changed, Ended, Evaluated, LinkNote, Started, Steppe
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.ui import plots
 from grpo_lab.ui.plots.style import MARKS, chinese_font
-from grpo_lab.ui.widgets import render_thread
-from grpo_lab.ui.widgets.live import LiveFigure
+from grpo_lab.ui.widgets import live
+from grpo_lab.ui.widgets.controls import History, Timeline
+from grpo_lab.ui.widgets.live import LiveFigure, RenderThread
 from grpo_lab.ui.widgets.parts import Muted
-from grpo_lab.ui.widgets.render_thread import RenderThread
-from grpo_lab.ui.widgets.timeline import History, Timeline
 
 LINKS = ("probabilities", "loss", "gradients", "weights")
 
@@ -194,7 +193,7 @@ def test_in_chinese_where_there_is_a_font_and_in_english_where_not(monkeypatch, 
 
 @pytest.fixture
 def fast(monkeypatch):
-    monkeypatch.setattr(render_thread, "FRAMES_PER_SECOND", 1000.0)
+    monkeypatch.setattr(live, "FRAMES_PER_SECOND", 1000.0)
 
 
 def test_requests_within_a_frame_are_drawn_once_and_the_last_is_drawn(fast):
@@ -218,7 +217,7 @@ def test_requests_within_a_frame_are_drawn_once_and_the_last_is_drawn(fast):
 
 def test_time_goes_back_and_is_played(monkeypatch):
     moved, now = [], [0.0]
-    monkeypatch.setattr("grpo_lab.ui.widgets.timeline.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("grpo_lab.ui.widgets.controls.time.monotonic", lambda: now[0])
     timeline = Timeline(Muted(), lambda: moved.append(timeline.position))
     timeline.load(History(STORY))
     assert (timeline.length, timeline.position, timeline.screen().status) == (15, 15, "done, learned nothing")

@@ -22,7 +22,7 @@ import typer
 from grpo_lab import diagnose
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import Diagnosis
-from grpo_lab.analysis.diagnosis.story import story
+from grpo_lab.analysis.diagnosis.report import story
 from grpo_lab.analysis.markdown import table
 from grpo_lab.config.catalog import scenario, scenario_names
 from grpo_lab.errors import LogError

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.analysis.diagnosis import diagnose
-from grpo_lab.analysis.diagnosis.layout import wrapped
+from grpo_lab.analysis.diagnosis.report import wrapped
 from grpo_lab.analysis.logs import from_events
 from grpo_lab.config import toml
 from grpo_lab.config.catalog import Heal, Scenario, scenario, scenario_names
@@ -47,25 +47,19 @@ def suggest(config: Config, events: Sequence[Event] = ()) -> Suggestion | None:
     >>> suggest(preset("stable")) is None
     True
     """
-    known = [case for case in map(scenario, scenario_names()) if case.heals]
-    held = [(case, _heal_of(config, case)) for case in known if holds(config, case)]
+    held = [case for case in map(scenario, scenario_names()) if case.heals and holds(config, case)]
     if not held:
         return None
     findings = diagnose(from_events(events)).findings if events else ()
     shown = {name for found in findings for name in found.cause.scenarios}
 
-    def rank(pair: tuple[Scenario, Heal]) -> tuple[bool, bool, int]:
-        case, heal = pair
-        return case.name != config.run.name, case.name not in shown, -len(heal.change)
-
-    case, heal = min(held, key=rank)
-    return Suggestion(case, heal, config.with_(*heal.change))
-
-
-def _heal_of(config: Config, case: Scenario) -> Heal:
-    """The scenario's first heal, with its change at the places where a config holds the cause."""
-    ill = {path: (sick, well) for path, sick, well in _of_heal(case)}
-    return replace(case.heals[0], change=tuple(_placed(case.heals[0].change, config, ill)))
+    found = []
+    for case in held:  # the change of each at the places where the config holds the cause
+        ill = {path: (sick, well) for path, sick, well in _of_heal(case)}
+        change = tuple(_placed(case.heals[0].change, config, ill))
+        found.append((case.name != config.run.name, case.name not in shown, -len(change), case, change))
+    *_, case, change = min(found, key=lambda row: row[:3])
+    return Suggestion(case, replace(case.heals[0], change=change), config.with_(*change))
 
 
 def _placed(overrides: Sequence[str], config: Config, ill: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
@@ -105,7 +99,8 @@ def holds(config: Config, case: Scenario) -> bool:
 def _of_heal(case: Scenario) -> list[tuple[str, Any, Any]]:
     """(path, value before, value after) of every setting that the scenario's first heal changes."""
     ill = case.config()
-    return _changes(ill.to_dict(), ill.with_(*case.heals[0].change).to_dict())
+    old, new = _flat(ill.to_dict()), _flat(ill.with_(*case.heals[0].change).to_dict())
+    return [(p, old.get(p, _ABSENT), new.get(p, _ABSENT)) for p in old | new if old.get(p) != new.get(p)]
 
 
 def _as_ill(value: Any, sick: Any, well: Any) -> bool:
@@ -114,24 +109,13 @@ def _as_ill(value: Any, sick: Any, well: Any) -> bool:
     return value >= sick > well or value <= sick < well
 
 
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(path, value before, value after) of every setting that differs; a fault that is switched off counts whole."""
-    old, new = _flat(before), _flat(after)
-    return [(p, old.get(p, _ABSENT), new.get(p, _ABSENT)) for p in old | new if old.get(p) != new.get(p)]
-
-
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their path; a guard or fault is on, whatever its settings."""
     flat = {f"{section}.{name}": value for section in SECTIONS for name, value in tree[section].items()}
     for one in tree.get("objectives", ()):
-        flat |= {f"objectives.{one['name']}.{name}": value for name, value in _of_objective(one).items()}
+        own = {**one, **{f"sampling.{name}": value for name, value in one["sampling"].items()}}
+        flat |= {f"objectives.{one['name']}.{name}": value for name, value in own.items() if name != "sampling"}
     return flat | {f"{kind}.{name}": True for kind in SWITCHES for name in tree[kind]}
-
-
-def _of_objective(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of one objective, those of its sampling as `sampling.temperature`."""
-    sampling = {f"sampling.{name}": value for name, value in table["sampling"].items()}
-    return {name: value for name, value in table.items() if name != "sampling"} | sampling
 
 
 def in_words(found: Suggestion, width: int = 80) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError, select_autoescape
 
 from grpo_lab.messages import ENGLISH
 from grpo_lab.paths import data_directory
@@ -18,18 +18,18 @@ def render(template: str, language: str = ENGLISH, /, **values: Any) -> str:
     Another language has a template of its own, or the page is in English.
     """
     names = [] if language == ENGLISH else [f"{template}.{language}.md"]
-    return _environment().select_template([*names, f"{template}.md"]).render(values)
+    return templates().select_template([*names, f"{template}.md"]).render(values)
 
 
 def cells(columns: Mapping[str, str], runs: Iterable[Any], **values: Any) -> list[list[str]]:
     """A row for each run: the templates of the columns, of which each reads `run`."""
-    templates = [_environment().from_string(column) for column in columns.values()]
-    return [[template.render(run=run, **values) for template in templates] for run in runs]
+    made = [templates().from_string(column) for column in columns.values()]
+    return [[template.render(run=run, **values) for template in made] for run in runs]
 
 
 def filled(template: str, **values: Any) -> str:
     """A template's text."""
-    return _environment().from_string(template).render(values)
+    return templates().from_string(template).render(values)
 
 
 def holds(rule: str, **values: Any) -> bool | None:
@@ -39,18 +39,20 @@ def holds(rule: str, **values: Any) -> bool | None:
     (True, None)
     """
     try:
-        return bool(_environment().compile_expression(rule, undefined_to_none=False)(**values))
+        return bool(templates().compile_expression(rule, undefined_to_none=False)(**values))
     except (LookupError, UndefinedError):
         return None
 
 
 @functools.cache
-def _environment() -> Environment:
+def templates() -> Environment:
+    """The templates of data/templates; values in those of HTML are escaped."""
     loader = FileSystemLoader(data_directory() / "templates")
-    # Markdown, not HTML: the filter `escaped` escapes names from runs and users.
+    # Markdown is not HTML: the filter `escaped` escapes names from runs and users there.
     environment = Environment(
         loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
+    environment.autoescape = select_autoescape(default_for_string=False)
     for each in (table, cell, escaped, one_line, first_sentence, code, switch, assignments, overrides, number):
         environment.filters[each.__name__] = each
     return environment

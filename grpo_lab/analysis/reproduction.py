@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from grpo_lab.events import Started, Stepped
 from grpo_lab.messages import language, spoken, text
 from grpo_lab.metrics import LINKS
 from grpo_lab.paths import data_tables
-from grpo_lab.runs.outcome import Learned, Outcome, outcome
+from grpo_lab.runs.outcome import Learned, Outcome, largest, outcome
 from grpo_lab.runs.session import Session
 
 _TABLES = data_tables("reproduction")
@@ -112,10 +112,6 @@ def measure(session: Session, name: str, column: str) -> ReproducedRun:
     )
 
 
-def _largest(values: Iterable[float]) -> float:
-    return max((value for value in values if math.isfinite(value)), default=math.nan)
-
-
 def table(runs: Sequence[ReproducedRun], kind: str = "column") -> list[list[str]]:
     """Header and rows of the before/after table, as text; of the kind `short` for a terminal."""
     header = [_say(f"{kind}.{name}") for name in _TABLES[kind]]
@@ -145,7 +141,7 @@ def claims(runs: Sequence[ReproducedRun], healthy: dict[str, ReproducedRun]) -> 
         rows.append([_say(f"claim.{name}", rounds=REPORTED_ROUNDS)])
         for column in (FIX, HEALED):
             tried = [run for run in runs if run.column == column]
-            most = _largest(run.outcome.finite_grad_norm for run in tried)
+            most = largest(run.outcome.finite_grad_norm for run in tried)
             given = {"runs": tried, "rounds": REPORTED_ROUNDS, "most": most, "cost": cost, "say": _say}
             held = _say("held" if markdown.holds(claim["holds"], **given) else "did_not_hold")
             rows[-1].append(_say("tried", verdict=held, measured=markdown.filled(claim["measured"], **given)))

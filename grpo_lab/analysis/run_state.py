@@ -2,21 +2,76 @@
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from grpo_lab.analysis.series import Band, Series, bands
-from grpo_lab.analysis.series import decimate as decimate
-from grpo_lab.analysis.series import shown as shown
+import numpy as np
+
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.errors import GrpoLabError, Sentence
 from grpo_lab.events import Changed, Ended, Evaluated, Event, Resumed, Started, Stepped
-from grpo_lab.metrics import metric, of_objective, of_run
+from grpo_lab.messages import spoken, text
+from grpo_lab.metrics import LINKS, METRICS, metric, of_objective, of_run
 from grpo_lab.runs.first_break import ChainBreak, first_break, statuses
 from grpo_lab.runs.outcome import Learned, Outcome, outcome, poisoned
 from grpo_lab.training.guards import GUARDS
+
+
+class Series(NamedTuple):
+    """One curve: a value for each step that has one."""
+
+    steps: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+
+
+class Band(NamedTuple):
+    """The KL band of an objective from a step on; NaN where it has none."""
+
+    step: int
+    low: float
+    high: float
+
+
+def bands(settings: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, tuple[Band, ...]]:
+    """Each objective that configs list, with its bands, from (step, config from it on)."""
+    found: dict[str, tuple[Band, ...]] = {}
+    for step, config in settings:
+        for table in config.get("objectives", ()):
+            band = Band(step, float(table.get("kl_low", math.nan)), float(table.get("kl_high", math.nan)))
+            found[table["name"]] = (*found.get(table["name"], ()), band)
+    return found
+
+
+def decimate(series: Series, limit: int = 600) -> Series:
+    """At most `limit` points of the curve: of each bucket its smallest, its largest and its first non-finite value.
+
+    A spike of one step survives, and so do the first and the last point.
+    """
+    count = len(series.steps)
+    if count <= limit:
+        return series
+    width = math.ceil(count / max(1, (limit - 2) // 3))
+    table = np.full((math.ceil(count / width), width), math.nan)
+    table.flat[:count] = series.values
+    finite, starts = np.isfinite(table), width * np.arange(len(table))
+    odd = ~finite
+    odd.flat[count:] = False  # the last bucket is filled up with NaN
+    extremes = [np.where(finite, table, math.inf).argmin(1), np.where(finite, table, -math.inf).argmax(1)]
+    picked = [(starts + place)[finite.any(1)] for place in extremes] + [(starts + odd.argmax(1))[odd.any(1)]]
+    chosen = np.unique(np.concatenate([*picked, [0, count - 1]])).tolist()
+    return Series(tuple(series.steps[i] for i in chosen), tuple(series.values[i] for i in chosen))
+
+
+def shown(value: float) -> str:
+    """A number as text: three digits, or NaN.
+
+    >>> shown(812.43), shown(3435618.5), shown(float("nan"))
+    ('812', '3.44e+06', 'NaN')
+    """
+    return "NaN" if math.isnan(value) else f"{value:.3g}"
+
 
 MULTINOMIAL = "torch.multinomial"
 CURVES = ("grad_norm", "kl", "reward", "ratio/max")
@@ -347,3 +402,97 @@ def _append(columns: tuple[list[int], list[float]], step: int, value: float) -> 
 
 def _series(columns: tuple[list[int], list[float]]) -> Series:
     return Series(tuple(columns[0]), tuple(columns[1]))
+
+
+_REFUSED = {"skipped": "skipped", "rolled_back": "rolled back"}
+
+
+def tone(status: str) -> str:
+    """How a status is shown: `good`, `calm`, `odd` or `bad`.
+
+    >>> tone("done, learned"), tone("done, reward lost"), tone("spiking")
+    ('good', 'bad', 'odd')
+    """
+    if any(word in status for word in ("crashed", "poisoned", "failed", "lost")):
+        return "bad"
+    if status in ("healthy", "done", "done, learned"):
+        return "good"
+    return "calm" if status in ("waiting", "starting", "paused", "stopped", "done, learned nothing") else "odd"
+
+
+def status_words(status: str) -> str:
+    """A status of a run in the user's language.
+
+    >>> status_words("done, poisoned"), status_words("crashed in torch.multinomial")
+    ('done, poisoned', 'crashed in torch.multinomial')
+    """
+    kind, _, operator = status.partition(" in ")
+    if operator:
+        return text("status.crashed_in", operator=spoken(operator))
+    return text("status.comma").join(text(f"status.{part.replace(' ', '_')}") for part in kind.split(", "))
+
+
+def describe(screen: Screen) -> str:
+    """The screen in two sentences with its numbers, as alternative text of its figure; safe inside Markdown."""
+    curves = [
+        _curve_in_words(name, objective, screen.series[own])
+        for name in CURVES
+        for own, objective in screen.curves(name).items()
+        if own in screen.series
+    ]
+    bands = {name: spans[-1][1:] for name, spans in screen.objectives.items()}
+    kept_in = [
+        text("alt.from_to", name=name, start=f"{low:g}", end=f"{high:g}")
+        for name, (low, high) in bands.items()
+        if not math.isnan(low)
+    ]
+    if kept_in:
+        curves.append(text("alt.bands", said=text("alt.comma").join(kept_in)))
+    state = [_progress(screen), text("alt.comma").join(curves)]
+    facts = [_first_break(screen)]
+    facts += [text("alt.acted", guard=name, step=tally.since) for name, tally in screen.rescues()]
+    refused = [text(f"alt.{key}", count=len(steps)) for key, kind in _REFUSED.items() if (steps := screen.marked(kind))]
+    if refused:
+        facts.append(text("alt.refused", said=text("alt.comma").join(refused)))
+    words = text(
+        "alt.said", state=text("alt.semicolon").join(filter(None, state)), facts=text("alt.semicolon").join(facts)
+    )
+    return " ".join(words.translate(str.maketrans("[]", "()")).split())
+
+
+def _progress(screen: Screen) -> str:
+    name, done = screen.name or text("alt.run"), screen.completed
+    if screen.num_steps > done:
+        steps = text("alt.steps_of", count=done, total=screen.num_steps)
+    else:
+        steps = text("alt.step" if done == 1 else "alt.steps", count=done)
+    return text("alt.progress", name=name, status=status_words(screen.status), steps=steps)
+
+
+def _first_break(screen: Screen) -> str:
+    found = screen.first_break
+    if found is None:
+        return text("alt.unbroken")
+    if found.link not in LINKS:
+        return text("alt.unrecorded", operator=found.in_words()[0])
+    return break_words("alt", found)
+
+
+def break_words(kind: str, found: ChainBreak) -> str:
+    """The first break of a link in a sentence, for a `panel` or an alternative text (`alt`)."""
+    caught = text("panel.caught", guard=found.caught_by) if found.caught_by else text("panel.not_caught")
+    link, operator = spoken(LINKS[found.link].label), found.in_words()[0]
+    return text(f"{kind}.first_break", link=link, step=found.step, operator=operator, caught=caught)
+
+
+def _curve_in_words(metric: str, objective: str, series: Series) -> str:
+    label, values = spoken(METRICS[metric].label), series.values
+    name = text("alt.of_objective", label=label, objective=objective) if objective else label
+    start, end = shown(values[0]), shown(values[-1])
+    words = text("alt.from_to", name=name, start=start, end=end) if len(values) > 1 else f"{name} {start}"
+    finite = [(value, step) for step, value in zip(*series, strict=True) if math.isfinite(value)]
+    broken = next((step for step, value in zip(*series, strict=True) if not math.isfinite(value)), None)
+    peak, at = max(finite, default=(math.nan, 0), key=lambda pair: pair[0])
+    extremes = [text("alt.most", value=shown(peak), step=at)] if finite and shown(peak) not in (start, end) else []
+    extremes += [text("alt.broken", step=broken)] if broken is not None else []
+    return text("alt.extremes", said=words, extremes=text("alt.comma").join(extremes)) if extremes else words

@@ -13,8 +13,7 @@ from transformers import TrainerCallback
 from grpo_lab import messages
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import Diagnosis, diagnose
-from grpo_lab.analysis.diagnosis.report import headline
-from grpo_lab.analysis.diagnosis.words import Words
+from grpo_lab.analysis.diagnosis.report import Words, headline
 from grpo_lab.analysis.logs.beside import flat
 from grpo_lab.errors import ConfigError
 from grpo_lab.hosted.trainers import calls

@@ -9,7 +9,7 @@ import sys
 import typer
 
 # Each module registers its commands.
-from grpo_lab.cli import doctor, grade, labs, listings, matrix, models, records, runs  # noqa: F401
+from grpo_lab.cli import doctor, grade, labs, listings, matrix, records, runs  # noqa: F401
 from grpo_lab.cli.app import INTERRUPTED, app
 from grpo_lab.errors import GrpoLabError
 

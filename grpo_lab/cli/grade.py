@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from grpo_lab.grading.grader import Course
     from grpo_lab.grading.results import Result
     from grpo_lab.grading.rules import Rules
-    from grpo_lab.grading.sandbox.tiers import Tier
+    from grpo_lab.grading.sandbox.box import Tier
     from grpo_lab.grading.submissions import Found
     from grpo_lab.runs.clusters import Cluster
 
@@ -66,7 +66,7 @@ def grade(
     from grpo_lab.grading import rules as ruling
     from grpo_lab.grading.reports import marking
     from grpo_lab.grading.reports.words import Words
-    from grpo_lab.grading.sandbox.tiers import SAID
+    from grpo_lab.grading.sandbox.box import SAID
     from grpo_lab.runs import clusters
 
     options = {"attempt": attempt, "tier": require_tier, "labs": lab and tuple(lab)}
@@ -96,11 +96,11 @@ def grade(
 
 
 def _tier(rules: Rules) -> Tier:
-    from grpo_lab.grading.sandbox import tier_checks
-    from grpo_lab.grading.sandbox.tiers import SAID
+    from grpo_lab.grading.sandbox import box
+    from grpo_lab.grading.sandbox.box import SAID
 
     with console.err.status("probing the sandbox"):
-        tier = tier_checks.working(rules.tier, rules.limits, rules.no_isolation)
+        tier = box.working(rules.tier, rules.limits, rules.no_isolation)
     if tier.exposed:
         console.err.print(SAID["no_isolation"], markup=False, style="bold red")
     return tier

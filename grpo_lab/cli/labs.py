@@ -135,7 +135,7 @@ def progress(
 ) -> None:
     """List every exercise of every lab: passed, attempted or open."""
     from grpo_lab.course import progress
-    from grpo_lab.ui.notebook import progress_view
+    from grpo_lab.ui.notebook.lab import progress_as_text
 
     folders = [folder] if folder else [Path(), Path("work"), Path("labs")]
     found = next((each for each in folders if (each / progress.FILE).is_file()), None)
@@ -144,7 +144,7 @@ def progress(
         raise DataError(f"no {progress.FILE} in {where}: check an exercise first, or name the folder of its notebook")
     rows = progress.rows(found, spoken(None))
     if not as_json:
-        return console.say(progress_view.as_text(rows))
+        return console.say(progress_as_text(rows))
     console.say_json(
         [{"lab": r.lab.name, "exercise": r.exercise.name, "title": r.exercise.title, "status": r.status} for r in rows]
     )

@@ -15,9 +15,7 @@ from grpo_lab.cli.app import INTERRUPTED, Backend, Device, Model, Scheduler, app
 from grpo_lab.ui import console
 
 if TYPE_CHECKING:
-    from grpo_lab.analysis.matrix.cells import Cell
-    from grpo_lab.analysis.matrix.pool import FarPool, Pool
-    from grpo_lab.analysis.matrix.results import Journal, Measurement
+    from grpo_lab.analysis.matrix import Cell, FarPool, Journal, Measurement, Pool
 
 CELLS = "cells.jsonl"
 
@@ -43,9 +41,7 @@ def matrix(
 
     Ctrl-C stops after the running cells; the same command goes on. Writes cells.csv and heat_map.png.
     """
-    from grpo_lab.analysis.matrix.cells import NONE, cells, columns, only, rows
-    from grpo_lab.analysis.matrix.pool import FarPool, Pool
-    from grpo_lab.analysis.matrix.results import Journal
+    from grpo_lab.analysis.matrix import NONE, FarPool, Journal, Pool, cells, columns, only, rows
     from grpo_lab.runs import clusters
 
     guard, chosen = _split(guards), _split(algorithms)
@@ -65,7 +61,7 @@ def _split(texts: Sequence[str] | None) -> list[str]:
 
 def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool | FarPool, jobs: int, out: Path) -> list[Measurement]:
     """Run the unfinished cells, with a bar; exit with code 130 after Ctrl-C."""
-    from grpo_lab.analysis.matrix.pool import run_all
+    from grpo_lab.analysis.matrix import run_all
 
     unique = {cell.key: cell for cell in wanted}.values()
     with console.progress() as bars:
@@ -87,7 +83,7 @@ def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool | FarPool, jobs
 
 def _write(out: Path, results: list[Measurement]) -> None:
     """Write the files and print a summary; exit with code 1 if a cell measured nothing."""
-    from grpo_lab.analysis.matrix.results import Fate, Findings, summary, to_csv
+    from grpo_lab.analysis.matrix import Fate, Findings, summary, to_csv
     from grpo_lab.ui import plots
 
     found = Findings(results)

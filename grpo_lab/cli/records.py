@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -24,6 +24,7 @@ Run = Annotated[Path, Argument(help="A run folder, or the name of a recording; s
 @app.command(example="trace cuda-001-smollm2-135m-original")
 def trace(run: Run, out: Out = None, as_json: AsJson = False) -> None:
     """Show which link of the chain broke first in a recorded run, and draw the chain."""
+    from grpo_lab.runs.first_break import statuses
     from grpo_lab.ui import plots
 
     session = _opened(run)
@@ -31,9 +32,20 @@ def trace(run: Run, out: Out = None, as_json: AsJson = False) -> None:
         console.say_summary(session)
     figure = plots.strip_figure(session.events, title=session.config.run.name)
     path = plots.save(figure, _place(session.directory, out, "chain"))
-    if as_json:
-        return console.say_json(_traced(session) | {"figure": str(path)})
-    console.say(f"figure: {path}")
+    if not as_json:
+        return console.say(f"figure: {path}")
+    found = session.first_break()
+    tree = {
+        "run": str(session.directory),
+        "name": session.config.run.name,
+        "status": session.status,
+        "message": session.ended.message if session.ended else "",
+        "crash": asdict(session.crash) if session.crash else None,
+        "first_break": asdict(found) if found else None,
+        "links": {str(step): row for step, row in statuses(session.events).items()},
+        "figure": str(path),
+    }
+    console.say_json(tree)
 
 
 def _opened(run: Path) -> Session:
@@ -44,22 +56,6 @@ def _opened(run: Path) -> Session:
         return Session.open(recordings_of.find(run))
     except RunError as error:
         raise DataError(str(error)) from error
-
-
-def _traced(session: Session) -> dict[str, Any]:
-    """The result of a run as plain values: status, crash, first break and the status of each link by step."""
-    from grpo_lab.runs.first_break import statuses
-
-    found = session.first_break()
-    return {
-        "run": str(session.directory),
-        "name": session.config.run.name,
-        "status": session.status,
-        "message": session.ended.message if session.ended else "",
-        "crash": asdict(session.crash) if session.crash else None,
-        "first_break": asdict(found) if found else None,
-        "links": {str(step): row for step, row in statuses(session.events).items()},
-    }
 
 
 @app.command(example="diff runs/one runs/other")

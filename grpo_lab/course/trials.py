@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from grpo_lab import seeds
-from grpo_lab.analysis.matrix.cells import Cell, settings_of_guards
-from grpo_lab.analysis.matrix.results import Fate, Measurement, measure
+from grpo_lab.analysis.matrix import Cell, Fate, Measurement, measure, settings_of_guards
 from grpo_lab.config import user_code
 from grpo_lab.config.catalog import Expectation, scenario
 from grpo_lab.config.schema import Config, Switches

@@ -14,12 +14,11 @@ from grpo_lab.grading import notebooks
 from grpo_lab.grading.grader import Course
 from grpo_lab.grading.reports.files import write_all
 from grpo_lab.grading.results import FAULT, Result
-from grpo_lab.grading.sandbox import tier_checks
+from grpo_lab.grading.sandbox import box
 from grpo_lab.grading.sandbox.confinement import MIB
 from grpo_lab.grading.submissions import Found
 from grpo_lab.grading.worker import WorkerClient
-from grpo_lab.runs.clusters import Cluster, WorkerLost
-from grpo_lab.runs.parallel import side_by_side
+from grpo_lab.runs.clusters import Cluster, WorkerLost, side_by_side
 
 
 class ResultStore:
@@ -114,7 +113,7 @@ def grade_there(course: Course, found: Found) -> Result:
 @cache
 def _client(course: Course) -> WorkerClient:
     """The client of this worker, whose grade worker waits for the next notebook, after its sandbox was probed."""
-    tier_checks.working(course.rules.tier, course.rules.limits, course.rules.no_isolation)
+    box.working(course.rules.tier, course.rules.limits, course.rules.no_isolation)
     client = WorkerClient(course)
     atexit.register(client.close)
     return client

@@ -13,9 +13,8 @@ from grpo_lab.grading import challenges, notebooks
 from grpo_lab.grading.notebooks import Submission
 from grpo_lab.grading.results import BY_HAND, FAILED, FAULT, NOT_REACHED, RIGHT, UNANSWERED, WRONG, Mark, Result
 from grpo_lab.grading.rules import Rules
-from grpo_lab.grading.sandbox.box import Sandbox
+from grpo_lab.grading.sandbox.box import Sandbox, Tier, at_least
 from grpo_lab.grading.sandbox.confinement import MIB
-from grpo_lab.grading.sandbox.tiers import Tier, at_least
 from grpo_lab.grading.submissions import Found
 
 TEXT = "text"

@@ -21,8 +21,7 @@ from grpo_lab.course.registry import lab_names, lab_page
 from grpo_lab.errors import RunError, Sentence
 from grpo_lab.grading.grader import Course, Grader
 from grpo_lab.grading.results import FAULT, Result
-from grpo_lab.grading.sandbox.confinement import MIB
-from grpo_lab.grading.sandbox.processes import PR_SET_PDEATHSIG, end_descendants, prctl
+from grpo_lab.grading.sandbox.confinement import MIB, PR_SET_PDEATHSIG, end_descendants, prctl
 from grpo_lab.grading.submissions import Found
 
 START, GRACE = 300.0, 60.0

@@ -18,7 +18,7 @@ from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Action, Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError, GrpoLabError, unknown
-from grpo_lab.events import Ended, Event, Resumed, Started, Stepped
+from grpo_lab.events import Ended, Resumed, Started, Stepped
 from grpo_lab.runs import run_folder
 from grpo_lab.training import snapshots, step_metrics
 from grpo_lab.training.argument_types import wrong
@@ -76,7 +76,8 @@ class HostedRun:
         """Begin with `step`: a new run, or the one that is there without what it did from `step` on."""
         self.began = True
         before = run_folder.read(self.folder)[1]
-        kept = next((at for at, event in enumerate(before) if _is_replaced(event, step)), len(before))
+        replaced = (isinstance(e, Ended) or (isinstance(e, Stepped) and e.step >= step) for e in before)
+        kept = next((at for at, gone in enumerate(replaced) if gone), len(before))
         self.append(Resumed(step, kept, "the loop began again") if before else started)
 
     def close(self, end: Ended) -> None:
@@ -92,11 +93,6 @@ def check_folder(folder: Path, over: bool) -> None:
         config, events = run_folder.read(folder)
         if config.run.name != NAME or (events and isinstance(events[-1], Ended) and not over):
             raise run_folder.occupied(folder)
-
-
-def _is_replaced(event: Event, step: int) -> bool:
-    """Whether a run that goes on with `step` replaces this event."""
-    return isinstance(event, Ended) or (isinstance(event, Stepped) and event.step >= step)
 
 
 class Guards:

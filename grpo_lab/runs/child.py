@@ -1,8 +1,10 @@
 """A child process that trains, as its parent sees it: orders and commands go in, events come out.
 
-It takes the commands that `runs.commands` lists, and acts on them at the top of the next step.
+It takes the commands that `runs.commands` lists, and acts on them at the top of the next step. One child at most waits,
+with all imports done, for the next run of a notebook.
 """
 
+import atexit
 import collections
 import json
 import os
@@ -11,9 +13,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from grpo_lab import errors
 from grpo_lab.config.schema import Config
@@ -50,6 +52,8 @@ class Child:
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches the parent alone
         )
+        pipes = (self.process.stdin, self.process.stdout, self.process.stderr)
+        self._orders, self._told, self._errors = cast(tuple[IO[str], IO[str], IO[str]], pipes)
         self._stderr: collections.deque[str] = collections.deque(maxlen=STDERR_LINES)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -59,8 +63,7 @@ class Child:
 
     def ready(self) -> bool:
         """Wait until the child has loaded all that a run needs, and say whether it did; `begin` needs no wait."""
-        assert self.process.stdout is not None
-        self._ready = self._ready or self.process.stdout.readline().rstrip() == READY
+        self._ready = self._ready or self._told.readline().rstrip() == READY
         return self._ready
 
     def begin(
@@ -86,9 +89,8 @@ class Child:
 
     def events(self) -> Iterator[Event]:
         """The run's events, until it is over or the child is dead. Raises the GrpoLabError that ended the run."""
-        assert self.process.stdout is not None
         self.ready()
-        for line in self.process.stdout:
+        for line in self._told:
             if line.startswith(f'{{"{OVER}": '):
                 self._over.set()
                 if self._last:
@@ -109,8 +111,7 @@ class Child:
     def close(self) -> None:
         """Tell the child to end after its step, and wait for that."""
         with self._writing, suppress(BrokenPipeError):
-            assert self.process.stdin is not None
-            self.process.stdin.close()
+            self._orders.close()
         self.wait()
 
     def wait(self) -> None:
@@ -119,8 +120,7 @@ class Child:
         self._over.set()
         self._listener.join(GRACE_AT_ONCE)  # a process that the child started may hold its standard error open
         with self._writing, suppress(BrokenPipeError):
-            for pipe in (self.process.stdin, self.process.stdout):
-                assert pipe is not None
+            for pipe in (self._orders, self._told):
                 pipe.close()
 
     @property
@@ -156,15 +156,65 @@ class Child:
             self.process.kill()  # SIGTERM would only ask again
 
     def _listen(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as lines:
+        with self._errors as lines:
             self._stderr.extend(lines)
 
     def _write(self, message: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
         try:
             with self._writing:
-                self.process.stdin.write(json.dumps(encodable(message), allow_nan=False) + "\n")
-                self.process.stdin.flush()
+                self._orders.write(json.dumps(encodable(message), allow_nan=False) + "\n")
+                self._orders.flush()
         except (BrokenPipeError, ValueError):
             return  # the child is dead, and `events` ends
+
+
+_idle: list[Child] = []
+"""At most one."""
+_lock = threading.Lock()
+
+
+def warm_up() -> None:
+    """Start a child, unless one waits already, so that the next run begins within milliseconds."""
+    with _lock:
+        _idle[:] = [child for child in _idle if child.alive]
+        if not _idle:
+            _idle.append(Child())
+
+
+def take() -> Child:
+    """A child for one run: one that waits, or a new one. Hand it to `give_back` afterwards."""
+    with _lock:
+        while _idle:
+            child = _idle.pop()
+            if child.alive:
+                return child
+            child.close()  # its pipes
+    return Child()
+
+
+def give_back(child: Child) -> None:
+    """Keep a child for the next run after its own is over. A dead child is replaced, a superfluous one is ended."""
+    with _lock:
+        if child.alive and not _idle:
+            _idle.append(child)
+            return
+    child.close()
+    warm_up()
+
+
+@contextmanager
+def warm_child() -> Iterator[Child]:
+    """A child for one run: `with warm_child() as child: Session(config, child=child).run()`."""
+    child = take()
+    try:
+        yield child
+    finally:
+        give_back(child)
+
+
+@atexit.register
+def _close_all() -> None:
+    with _lock:
+        for child in _idle:
+            child.close()
+        _idle.clear()

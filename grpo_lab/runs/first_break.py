@@ -107,7 +107,9 @@ def first_break(events: Iterable[Event]) -> ChainBreak | None:
             seen: Notes = {}
             for note in event.links:
                 if note.broken and not absorbed(note, event.links):
-                    return _explain(event, note, seen)
+                    named, share = _TEXTS[_cause(note, seen)], note.nonfinite / max(1, note.numel)
+                    caught = _caught_by(event, note)
+                    return ChainBreak(note.link, event.step, note.update, *named, note.where, share, caught)
                 seen[note.link] = note
         elif isinstance(event, Ended) and event.crash:
             return ChainBreak(
@@ -131,12 +133,6 @@ def _only_filters(logits: LinkNote, links: Sequence[LinkNote]) -> bool:
     after = links[links.index(logits) + 1 :]
     followed = next((note for note in after if note.link in _LOGPROBS), None)
     return logits.magnitude == math.inf and followed is not None and not math.isnan(followed.magnitude)
-
-
-def _explain(event: Stepped, note: LinkNote, seen: Notes) -> ChainBreak:
-    key = _cause(note, seen)
-    share = note.nonfinite / max(1, note.numel)
-    return ChainBreak(note.link, event.step, note.update, *_TEXTS[key], note.where, share, _caught_by(event, note))
 
 
 def _caught_by(event: Stepped, note: LinkNote) -> str:

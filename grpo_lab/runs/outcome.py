@@ -123,8 +123,8 @@ def outcome(events: Sequence[Event]) -> Outcome:
         changed=verdicts.count(Verdict.CHANGED),
         updates=updates,
         grad_norm=max((math.inf if math.isnan(norm) else norm for norm in norms), default=math.nan),
-        finite_grad_norm=_largest(notes),
-        max_move=_largest(event.metrics.get("weights/max_move", math.nan) for event in whole),
+        finite_grad_norm=largest(notes),
+        max_move=largest(event.metrics.get("weights/max_move", math.nan) for event in whole),
         poisoned=poisoned(whole),
     )
 
@@ -209,5 +209,6 @@ def _num_prompts(config: Mapping[str, Any]) -> int:
     return sum(table.get("num_prompts", usual) for table in config.get("objectives", ())) or usual
 
 
-def _largest(values: Iterable[float]) -> float:
+def largest(values: Iterable[float]) -> float:
+    """The largest finite value; NaN where there is none."""
     return max((value for value in values if math.isfinite(value)), default=math.nan)

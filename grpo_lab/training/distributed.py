@@ -288,14 +288,8 @@ class JudgedByTheFirst(Environment):
     def judge(
         self, problems: Sequence[Problem], texts: Sequence[str], ids: Sequence[list[int]], now: TrainerState
     ) -> Answer:
-        if self.processes.rank:
-            return lambda: self.processes.hear(_nothing)
-        answer = super().judge(problems, texts, ids, now)
-        return lambda: self.processes.hear(answer)
-
-
-def _nothing() -> Any:
-    raise AssertionError("the first rank makes what the others hear")
+        answer: Any = tuple if self.processes.rank else super().judge(problems, texts, ids, now)
+        return lambda: self.processes.hear(answer)  # the first rank knows what
 
 
 class SharedTraining(Training):

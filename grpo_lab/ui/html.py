@@ -12,8 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from grpo_lab.analysis.run_state import CURVES, Screen, by_design, shown
-from grpo_lab.analysis.screen_words import describe, status_words, tone
+from grpo_lab.analysis.run_state import CURVES, Screen, break_words, by_design, describe, shown, status_words, tone
 from grpo_lab.messages import spoken, text
 from grpo_lab.metrics import LINKS, METRICS, of_run
 
@@ -57,10 +56,7 @@ def status(screen: Screen, own: str = "", note: str = "") -> str:
     more = [status_words(screen.status)] if own == "paused" else []
     first = screen.first_break
     if first and first.link in LINKS:
-        operator, why = first.in_words()
-        caught = text("panel.caught", guard=first.caught_by) if first.caught_by else text("panel.not_caught")
-        place = {"link": spoken(LINKS[first.link].label), "step": first.step}
-        found = text("panel.first_break", **place, operator=operator, caught=caught)
+        found, why = break_words("panel", first), first.in_words()[1]
     elif screen.message:
         more.append(spoken(screen.message))
     return fill("status", tone(word), status_words(word), where, more, found, why, note)

@@ -1,13 +1,10 @@
 """The live view of a run in a terminal: the panel's curves as sparklines, the status, and the guards that acted."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -25,35 +22,25 @@ FRAMES = 5
 """Frames a second."""
 
 
-class LiveView:
+class LiveView(Live):
     """A session's view: redraws the screen of the run in place while it is entered."""
 
     def __init__(self, console: Console) -> None:
-        self._fold, self._lock, self._begun = Fold(), threading.Lock(), time.monotonic()
+        self._fold, self._folding, self._begun = Fold(), threading.Lock(), time.monotonic()
         self._before = 0
-        self._console = console
-        self._live = Live(console=console, get_renderable=self._frame, refresh_per_second=FRAMES)
-
-    def __enter__(self) -> LiveView:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+        super().__init__(console=console, get_renderable=self._frame, refresh_per_second=FRAMES)
 
     def show(self, event: Event) -> None:
         """Take the next event; the next frame shows it."""
-        with self._lock:
+        with self._folding:
             self._fold.add(event)
             if isinstance(event, Resumed):
                 self._begun, self._before = time.monotonic(), event.step
 
     def _frame(self) -> Group:
-        with self._lock:  # the frames are drawn in a thread of their own
+        with self._folding:  # the frames are drawn in a thread of their own
             screen = self._fold.screen()
-        lines = drawn(screen, self._console.width, time.monotonic() - self._begun, self._before)
+        lines = drawn(screen, self.console.width, time.monotonic() - self._begun, self._before)
         return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from grpo_lab.analysis import dual_report, reproduction
 from grpo_lab.analysis.memory import IMPORTS, MIB, free_mib, parts
 from grpo_lab.analysis.reproduction import COLUMNS, HEALTHY
+from grpo_lab.analysis.run_state import describe, fold
 from grpo_lab.analysis.verification import verify
 from grpo_lab.config.catalog import model_settings
 from grpo_lab.config.schema import Config
@@ -18,7 +19,7 @@ from grpo_lab.errors import RunError
 from grpo_lab.messages import spoken, text
 from grpo_lab.models.loading import locate
 from grpo_lab.runs import recordings
-from grpo_lab.runs.child_pool import warm_child
+from grpo_lab.runs.child import warm_child
 from grpo_lab.runs.session import Session
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.registry import check
@@ -92,7 +93,7 @@ def _reproduction_figures(
         groups[HEALTHY] = healthy
     for name, runs in groups.items():
         plots.save(plots.comparison_figure(runs, title=name), directory / f"{name}.png")
-        alt = " ".join(f"{column}: {plots.alt_text(events)}" for column, events in runs.items())
+        alt = " ".join(f"{column}: {describe(fold(events))}" for column, events in runs.items())
         figures[f"{name}: " + ", ".join(runs)] = (f"{name}.png", alt)
     return figures
 

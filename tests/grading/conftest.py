@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from grpo_lab.course import answers
-from grpo_lab.grading.sandbox.tiers import TIERS
+from grpo_lab.grading.sandbox.box import TIERS
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,12 @@ from grpo_lab.grading import class_run, submissions
 from grpo_lab.grading.grader import Course
 from grpo_lab.grading.results import FAILED, NOT_REACHED, RIGHT, UNANSWERED, Mark, Result
 from grpo_lab.grading.rules import Rules
-from grpo_lab.grading.sandbox import tier_checks
-from grpo_lab.grading.sandbox.processes import PR_SET_CHILD_SUBREAPER, descendants, prctl
-from grpo_lab.grading.sandbox.tiers import PROCESS
+from grpo_lab.grading.sandbox import box
+from grpo_lab.grading.sandbox.box import PROCESS
+from grpo_lab.grading.sandbox.confinement import PR_SET_CHILD_SUBREAPER, descendants, prctl
 from grpo_lab.grading.worker import WorkerClient
 from grpo_lab.paths import labs_directory
-from grpo_lab.runs import parallel
+from grpo_lab.runs import clusters
 from grpo_lab.ui import console
 from tests.grading import mutants
 
@@ -50,7 +50,7 @@ def nobody_left():
 def unprobed(monkeypatch, contained):
     """Tier 2, without probing it again in each test."""
     contained(2)
-    monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: "")
+    monkeypatch.setattr(box, "unusable", lambda tier, limits: "")
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def running(words):
 @pytest.fixture
 def interrupt(monkeypatch):
     """`interrupt()`: Ctrl-C arrives while the next notebook is graded, which then goes on."""
-    armed, heard, listen, graded = threading.Event(), threading.Event(), parallel.signals, WorkerClient.grade
+    armed, heard, listen, graded = threading.Event(), threading.Event(), clusters.signals, WorkerClient.grade
 
     def grade(client, found):
         if armed.is_set():
@@ -152,7 +152,7 @@ def interrupt(monkeypatch):
 
         return listen(stopped, stopping)
 
-    monkeypatch.setattr(parallel, "signals", listened)
+    monkeypatch.setattr(clusters, "signals", listened)
     return armed.set
 
 
@@ -253,7 +253,7 @@ def test_a_notebook_that_takes_too_long_is_told_from_one_that_is_wrong(grade, un
 @pytest.mark.slow
 def test_a_class_with_nothing_to_grade(grade, monkeypatch):
     """In the plain process, since that was asked for: reports name it. A student's name means nothing to a table."""
-    monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: "")  # Python may be in a folder that is closed
+    monkeypatch.setattr(box, "unusable", lambda tier, limits: "")  # Python may be in a folder that is closed
     student, options = "[red]ann", ("--require-tier", "0", "--no-isolation")
     Path("class", student).mkdir(parents=True)
     code, out, _ = grade("class", *rules(), *options)

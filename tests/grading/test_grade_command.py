@@ -19,7 +19,7 @@ from grpo_lab.course.editions import build
 from grpo_lab.course.registry import course_labs, lab_page
 from grpo_lab.grading.reports import marking
 from grpo_lab.grading.results import FAILED, Mark, Result
-from grpo_lab.grading.sandbox import tier_checks
+from grpo_lab.grading.sandbox import box
 from grpo_lab.grading.submissions import NOT_READ
 from tests.grading import mutants
 
@@ -267,7 +267,7 @@ def test_the_table_in_the_terminal_marks_an_exercise_that_was_not_graded_and_cut
 
 
 def test_it_explains_what_a_grade_is_worth(run, monkeypatch):
-    monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: "")  # Python may be in a folder that is closed
+    monkeypatch.setattr(box, "unusable", lambda tier, limits: "")  # Python may be in a folder that is closed
     code, text, _ = run("--explain", "--require-tier", "0", "--no-isolation")
     text = " ".join(text.split())
     assert code == 0
@@ -276,7 +276,7 @@ def test_it_explains_what_a_grade_is_worth(run, monkeypatch):
 
 def test_a_plain_process_needs_another_word_from_an_ordinary_user_and_is_announced_loudly(run, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "getuid", lambda: 1000)
-    monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: "")
+    monkeypatch.setattr(box, "unusable", lambda tier, limits: "")
     (tmp_path / "rules.toml").write_text("tier = 0\nno_isolation = true\n")
     code, text, complained = run("--explain", "--require-tier", "0")
     assert code == 2 and "Here: tier" not in text

@@ -23,7 +23,7 @@ from grpo_lab.grading import challenges, class_run, reports, submissions
 from grpo_lab.grading.grader import Course
 from grpo_lab.grading.results import BY_HAND, RIGHT, WRONG, Result
 from grpo_lab.grading.rules import Rules
-from grpo_lab.grading.sandbox.processes import PR_SET_CHILD_SUBREAPER, descendants, end_descendants, prctl
+from grpo_lab.grading.sandbox.confinement import PR_SET_CHILD_SUBREAPER, descendants, end_descendants, prctl
 from grpo_lab.paths import labs_directory
 from tests.grading import hostile, mutants
 from tests.grading.hostile.world import World

@@ -22,7 +22,7 @@ from grpo_lab.grading.reports import gradescope, marking, pages, tables, words
 from grpo_lab.grading.reports.files import name_of
 from grpo_lab.grading.reports.words import visible
 from grpo_lab.grading.results import BY_HAND, FAILED, MARKED, RIGHT, UNANSWERED, WRONG, Mark, Result, counted
-from grpo_lab.grading.sandbox import tiers
+from grpo_lab.grading.sandbox import box
 from grpo_lab.grading.submissions import NOT_READ
 
 FINE = Finding(True, "two deltas", "[1, 2]", "[1, 2]", "")
@@ -97,7 +97,7 @@ def test_reports_are_chinese_but_for_names_and_what_others_wrote():
     marks = [replace(mark, note="", text="") for mark in MARKS]
     marks[:2] = (replace(mark, findings=[FINE._replace(what="one NaN"), wrong], note=lost) for mark in marks[:2])
     late = {"late": True, "warnings": ["handed in late, by the name of its file"]}
-    result = replace(ANN, marks=marks, trust=tiers.PROCESS.trust, student="", **late)
+    result = replace(ANN, marks=marks, trust=box.PROCESS.trust, student="", **late)
     lines = in_chinese(Result.from_json(result.to_json()))
     others = (ZOE.problem, ZOE.trust, "A straight line", "Match them", "A beta", "Say why")
     assert [line for line in lines if ENGLISH.search(re.sub("|".join(map(re.escape, others)), "", line))] == []
@@ -119,9 +119,9 @@ def test_reports_are_chinese_but_for_names_and_what_others_wrote():
     assert "另有 1,000 个字符" in "\n".join(in_chinese(replace(ANN, student="长" * 3000)))
 
 
-@pytest.mark.parametrize("tier", tiers.TIERS.values(), ids=lambda tier: tier.name)
+@pytest.mark.parametrize("tier", box.TIERS.values(), ids=lambda tier: tier.name)
 def test_the_limits_of_a_tier_are_chinese(tier):
-    for trust in (tier.trust, replace(tier, contained=tiers.BUBBLEWRAP.contained).trust):
+    for trust in (tier.trust, replace(tier, contained=box.BUBBLEWRAP.contained).trust):
         assert not ENGLISH.search(words.Words("zh").said(trust)), trust
 
 

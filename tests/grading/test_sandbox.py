@@ -13,12 +13,9 @@ import pytest
 import torch
 
 from grpo_lab.errors import ConfigError, NotYet
-from grpo_lab.grading.sandbox import box, tier_checks
-from grpo_lab.grading.sandbox.box import Failed, Sandbox
-from grpo_lab.grading.sandbox.confinement import PACKAGE, Limits
-from grpo_lab.grading.sandbox.processes import descendants
-from grpo_lab.grading.sandbox.tier_checks import closed_folder
-from grpo_lab.grading.sandbox.tiers import BUBBLEWRAP, FIRST_USER, PROCESS, Tier
+from grpo_lab.grading.sandbox import box
+from grpo_lab.grading.sandbox.box import BUBBLEWRAP, FIRST_USER, PROCESS, Failed, Sandbox, Tier, closed_folder
+from grpo_lab.grading.sandbox.confinement import PACKAGE, Limits, descendants
 from grpo_lab.paths import labs_directory
 from tests.grading import hostile
 from tests.grading.hostile.world import World
@@ -114,7 +111,7 @@ def test_in_every_tier_an_answer_may_draw(sandbox):
 
 def test_in_every_tier_usual_modules_can_be_imported(sandbox):
     usual = [*STANDARD.split(), "numpy", "torch", "matplotlib", "matplotlib.pyplot"]
-    usual += [] if closed_folder() and not sandbox._tier.number else tier_checks.USED
+    usual += [] if closed_folder() and not sandbox._tier.number else box.USED
     (given,) = sandbox.calls(IMPORTS, "answer.py", "answer", "call", [{"names": usual}])
     assert (given.error, given.value) == ("", [])
 
@@ -129,10 +126,10 @@ def test_a_tier_whose_answers_cannot_import_is_refused_with_the_folder(monkeypat
     (tmp_path / "lib").chmod(0o700)
     known = {**box.environment(), "PYTHONPATH": f"{PACKAGE.parent}:{tmp_path / 'lib'}"}
     monkeypatch.setattr(box, "environment", lambda: known)
-    monkeypatch.setattr(tier_checks, "USED", (name,))
-    monkeypatch.setattr(tier_checks, "readable", lambda: [tmp_path / "lib"] if name == "far" else [])
+    monkeypatch.setattr(box, "USED", (name,))
+    monkeypatch.setattr(box, "readable", lambda: [tmp_path / "lib"] if name == "far" else [])
     with pytest.raises(ConfigError, match=rf"tier 0 .* an answer cannot import {name}") as refused:
-        tier_checks.working(0, LIMITS, no_isolation=False)
+        box.working(0, LIMITS, no_isolation=False)
     closed = closed_of(tmp_path / "lib")
     assert (f"may not enter {closed}" in str(refused.value)) == (name == "far")
     assert refused.value.exit_code == 2
@@ -428,11 +425,11 @@ def test_a_silent_answer_ends_at_its_limit_and_the_next_one_gets_another_sandbox
 
 def test_a_tier_that_contains_nothing_of_what_it_says_is_found_out():
     """Tier 2 without bubblewrap."""
-    why = tier_checks.unusable(replace(BUBBLEWRAP, wrap=list), LIMITS)
+    why = box.unusable(replace(BUBBLEWRAP, wrap=list), LIMITS)
     assert why.startswith("an answer could ")
     assert "see the grader's processes" in why
     assert ("read a world-readable file" in why) and ("read the checks" in why or not open_to_all(labs_directory()))
-    for contained in tier_checks.NEVER:
+    for contained in box.NEVER:
         assert contained not in why
 
 
@@ -449,7 +446,7 @@ def test_a_tier_that_contains_nothing_of_what_it_says_is_found_out():
     ],
 )
 def test_a_tier_that_does_not_start_says_why(wrap, why):
-    assert why in tier_checks.unusable(replace(BUBBLEWRAP, wrap=lambda: wrap), LIMITS)
+    assert why in box.unusable(replace(BUBBLEWRAP, wrap=lambda: wrap), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -458,24 +455,24 @@ def test_a_tier_that_does_not_start_says_why(wrap, why):
 )
 def test_a_tier_that_does_not_work_is_replaced_by_no_other(monkeypatch, required, tier, way_out):
     probed: list[Tier] = []
-    monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: probed.append(tier))
-    assert tier_checks.working(required, LIMITS, no_isolation=True) is tier
-    monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: probed.append(tier) or "it is broken")
+    monkeypatch.setattr(box, "unusable", lambda tier, limits: probed.append(tier))
+    assert box.working(required, LIMITS, no_isolation=True) is tier
+    monkeypatch.setattr(box, "unusable", lambda tier, limits: probed.append(tier) or "it is broken")
     with pytest.raises(ConfigError, match=rf"tier {tier.number} \({tier.name}\) does not .*: it is broken.*{way_out}"):
-        tier_checks.working(required, LIMITS, no_isolation=True)
+        box.working(required, LIMITS, no_isolation=True)
     assert probed == [tier, tier]
 
 
 @pytest.mark.parametrize(("user", "required", "refused"), [(0, 0, False), (1000, 0, True), (1000, 2, False)])
 def test_a_plain_process_is_refused_to_ordinary_users_before_it_is_probed(monkeypatch, user, required, refused):
     probed: list[Tier] = []
-    monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: probed.append(tier))
+    monkeypatch.setattr(box, "unusable", lambda tier, limits: probed.append(tier))
     monkeypatch.setattr(os, "getuid", lambda: user)
     if refused:
         with pytest.raises(ConfigError, match=r"is refused for user 1000: .* the grader's secret .*--no-isolation"):
-            tier_checks.working(required, LIMITS, no_isolation=False)
+            box.working(required, LIMITS, no_isolation=False)
         assert not probed
     else:
-        tier_checks.working(required, LIMITS, no_isolation=False)
-    tier_checks.working(required, LIMITS, no_isolation=True)
+        box.working(required, LIMITS, no_isolation=False)
+    box.working(required, LIMITS, no_isolation=True)
     assert len(probed) == 2 - refused

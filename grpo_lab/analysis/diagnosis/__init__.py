@@ -13,11 +13,22 @@ import pandas as pd
 
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import report
-from grpo_lab.analysis.diagnosis.causes import LEVELS, Cause, Sightings, effective, known_causes, known_symptoms
-from grpo_lab.analysis.diagnosis.comparison import Comparison
-from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings, PossibleCause
-from grpo_lab.analysis.diagnosis.findings import HEALTHY as HEALTHY
-from grpo_lab.analysis.diagnosis.findings import NOT_ENOUGH as NOT_ENOUGH
+from grpo_lab.analysis.diagnosis.causes import (
+    ENOUGH_STEPS,
+    LEVELS,
+    Cause,
+    DetectedCause,
+    Evidence,
+    Findings,
+    PossibleCause,
+    Sightings,
+    effective,
+    known_causes,
+    known_symptoms,
+)
+from grpo_lab.analysis.diagnosis.causes import HEALTHY as HEALTHY
+from grpo_lab.analysis.diagnosis.causes import NOT_ENOUGH as NOT_ENOUGH
+from grpo_lab.analysis.diagnosis.report import Comparison
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Unknown
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.logs.table import Fact, fact

@@ -11,22 +11,21 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_lab.analysis.logs import beside, tables, tensorboard
+from grpo_lab.analysis.logs import beside, tables
 from grpo_lab.analysis.logs.console import names_in
-from grpo_lab.analysis.logs.formats import FORMATS, read_text
-from grpo_lab.analysis.logs.names import STEP_NAMES, given
+from grpo_lab.analysis.logs.formats import FORMATS, printed_settings, read_text
 from grpo_lab.analysis.logs.table import (
+    STEP_NAMES,
     Columns,
     Table,
     columns_of,
     columns_of_frame,
+    given,
     runs_in,
     without_blank_rows,
 )
 from grpo_lab.analysis.logs.table import Log as Log
-from grpo_lab.analysis.logs.text import STDIN, Text, content, decoded
-from grpo_lab.analysis.logs.tracebacks import last_exception
-from grpo_lab.analysis.logs.verl import printed_settings
+from grpo_lab.analysis.logs.text import STDIN, Text, content, decoded, last_exception
 from grpo_lab.errors import LogError
 from grpo_lab.events import Event, Stepped
 
@@ -125,7 +124,7 @@ def _log_in(folder: Path) -> Path:
             )
         return max(states, key=lambda state: state.stat().st_size)
     exports = _csv_files(folder)
-    if tensorboard.event_files(folder) or len(exports) > 1:
+    if tables.event_files(folder) or len(exports) > 1:
         return folder
     printed = sorted(path for kind in ("*.jsonl", "*.log", "*.out") for path in folder.glob(kind))
     if len(exports or printed) == 1:
@@ -144,7 +143,7 @@ def _with_files_beside(path: Path) -> list[Log]:
     """The runs in a log, with settings and crash from files beside it. Raises LogError for no known metric."""
     found, notes = beside.settings_beside(path) if str(path) != STDIN else ({}, [])
     if path.is_dir():
-        logs = _runs(tensorboard.read(path) if tensorboard.event_files(path) else _exports(path))
+        logs = _runs(tables.read_events(path) if tables.event_files(path) else _exports(path))
     else:
         every = found.get("logging_steps", 1)
         logs = _in_file(path, int(every) if isinstance(every, int | float) and every >= 1 else 1)
@@ -177,7 +176,7 @@ def _in_file(path: Path, logging_steps: int) -> list[Log]:
     if b"brain.Event:" in data[:64]:  # the first record names the version of the format
         if str(path) == STDIN or path.suffix == ".gz":
             raise LogError(f"{path} holds TensorBoard's events, which are read from an unpacked file; unpack it first")
-        return _runs(tensorboard.read(path))
+        return _runs(tables.read_events(path))
     text = Text(decoded(data, str(path)), str(path), logging_steps)
     if found := read_text(text):
         return _runs(found)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.analysis.logs.table import Fact, fact
-from grpo_lab.analysis.logs.tracebacks import last_exception
+from grpo_lab.analysis.logs.text import last_exception
 
 OF_TRAINING = frozenset(
     ("learning_rate", "per_device_train_batch_size", "num_generations", "beta", "actor_rollout_ref", "rlhf_type")

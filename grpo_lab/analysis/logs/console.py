@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from grpo_lab.analysis.logs.names import choose, counters, measured, words_of
-from grpo_lab.analysis.logs.table import Table, columns_of, fact
-from grpo_lab.analysis.logs.text import NUMBER, Text
-from grpo_lab.analysis.logs.tracebacks import by_rows
+from grpo_lab.analysis.logs.table import Table, choose, columns_of, counters, fact, measured, words_of
+from grpo_lab.analysis.logs.text import NUMBER, Text, by_rows
 
 _LINE = re.compile(
     r"^(?:(?P<before>[^\n{]*)(?P<row>\{['\"]\w[^'\"\n]*['\"]:\s(?:[^\n]*\}|[^{}]{,20000}\}|[^\n]*))[^\n]*|[^\n]+)",

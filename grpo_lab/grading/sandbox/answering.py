@@ -29,8 +29,15 @@ from grpo_lab.course.answers import NotPlain
 from grpo_lab.course.exercises import Function, Values
 from grpo_lab.errors import GrpoLabError, NotYet, Sentence
 from grpo_lab.grading import wire
-from grpo_lab.grading.sandbox.confinement import Limits, bound_cpu, confine
-from grpo_lab.grading.sandbox.processes import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl, reap
+from grpo_lab.grading.sandbox.confinement import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    Limits,
+    bound_cpu,
+    confine,
+    prctl,
+    reap,
+)
 
 READY = b"ready\n"
 ASK = b"?"

@@ -1,33 +1,125 @@
-"""The grader's end of a sandbox: send requests, enforce limits, validate replies, and kill every process at the end."""
+"""The grader's end of a sandbox: send requests, enforce limits, validate replies, and kill every process at the end.
+
+A tier is probed with a hostile answer before use.
+"""
 
 import json
 import os
 import select
+import shutil
 import signal
 import socket
+import stat
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from io import FileIO
+from pathlib import Path
 from typing import Any
 
 from grpo_lab.course.answers import Given, NotPlain
-from grpo_lab.errors import NotYet, RunError, Sentence
+from grpo_lab.errors import ConfigError, NotYet, RunError, Sentence
 from grpo_lab.grading import wire
 from grpo_lab.grading.sandbox.answering import ASK, LONGEST, READY
-from grpo_lab.grading.sandbox.confinement import MIB, Limits
-from grpo_lab.grading.sandbox.processes import (
+from grpo_lab.grading.sandbox.confinement import (
+    MIB,
+    PACKAGE,
     PR_SET_CHILD_SUBREAPER,
+    Limits,
     descendants,
     end_descendants,
     mappings_of,
     memory_of,
     prctl,
+    readable,
     shares_of,
 )
-from grpo_lab.grading.sandbox.tiers import Tier, environment
+from grpo_lab.paths import data_tables, labs_directory
+
+PROGRAM = ("-B", "-P", "-s", "-m", "grpo_lab.grading.sandbox.answering")
+SAID = data_tables("sandbox")
+FIRST_USER = 1_800_000_000
+"""The first of the user ids that no account has; if the grader is root, each sandbox takes one of its own."""
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A way to run answers."""
+
+    number: int
+    name: str
+    contained: str
+    """The limits beyond those of every answer, and the remaining risks, for reports."""
+    mend: str
+    """The way out where the tier does not work."""
+    wrap: Callable[[], list[str]]
+    """The command that starts the sandbox's program."""
+
+    @property
+    def exposed(self) -> bool:
+        """Whether an answer would run as the grader's own user, with that user's files and processes in reach."""
+        return not self.number and os.getuid() != 0
+
+    @property
+    def trust(self) -> Sentence:
+        """The statement for reports: the limits of the tier and the remaining risks."""
+        said = (
+            "{}. An answer runs in a process of its own with caps on time, memory, processes and output. It can open "
+            "no socket and make, change or delete no file. It receives only inputs; scoring happens outside. {} Not "
+            "contained in any tier: flaws of the kernel, timing side channels, and the source of this package, which "
+            "students have anyway."
+        )
+        return Sentence(said, Sentence(f"{self.name[0].upper()}{self.name[1:]}"), Sentence(self.contained))
+
+    def command(self, limits: Limits) -> list[str]:
+        """The sandbox's whole command line."""
+        user = str(FIRST_USER + os.getpid()) if os.getuid() == 0 else ""
+        arguments = [json.dumps(asdict(limits)), user, os.readlink("/proc/self/ns/pid")]
+        return [*self.wrap(), sys.executable, *PROGRAM, *arguments]
+
+
+def environment() -> dict[str, str]:
+    """The sandbox's environment variables, none of which comes from the grader's environment."""
+    quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HOME": "/nonexistent", "LANG": "C.UTF-8"}
+    draws = {"MPLBACKEND": "agg"}  # the only backend of matplotlib that needs no screen
+    return {**quiet, **draws, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(PACKAGE.parent)}
+
+
+def _bubblewrapped() -> list[str]:
+    # Root needs no user namespace, and inside one it could not change to another user's id.
+    user = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    mine = user if os.getuid() == 0 else ["--unshare-user"]
+    spaces = ["--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    paths = list(readable())
+    # Made explicitly, since bubblewrap would make them readable for its own user only.
+    labs = labs_directory()  # their checks know the right answers
+    above = sorted({str(parent) for path in (*paths, labs) for parent in path.parents} - {"/"})
+    folders = [word for path in above for word in ("--dir", path)]
+    binds = [word for path in map(str, paths) for word in ("--ro-bind", path, path)]
+    # Importing torch needs a folder for temporary files; after confinement nothing can be written into it.
+    own = ["--proc", "/proc", "--dev", "/dev", "--size", str(MIB), "--tmpfs", "/tmp"]
+    # The order matters: a needed path may lie below /tmp, and the hidden folder may lie below a needed path.
+    hidden = ["--tmpfs", str(labs), "--remount-ro", str(labs)]
+    ends = ["--remount-ro", "/", "--chdir", "/", "--new-session", "--die-with-parent", "--"]
+    # The bare name where it is not installed, so that the error of the start names it.
+    return [shutil.which("bwrap") or "bwrap", *mine, *spaces, *own, *folders, *binds, *hidden, *ends]
+
+
+_USER = SAID["own_user" if sys.platform == "linux" and os.getuid() == 0 else "your_user"]
+PROCESS = Tier(0, **SAID["tier_0"], wrap=list)
+PROCESS = replace(PROCESS, contained=Sentence(PROCESS.contained, Sentence(_USER)))
+BUBBLEWRAP = Tier(2, **SAID["tier_2"], wrap=_bubblewrapped)
+TIERS = {tier.number: tier for tier in (PROCESS, BUBBLEWRAP)}
+
+
+def at_least(required: int) -> Tier:
+    """The tier for a required number: the plain process for 0, bubblewrap for 1 and 2."""
+    return BUBBLEWRAP if required else PROCESS
+
 
 START = 300.0
 """Seconds that a sandbox may take to start; importing torch is slow on a busy machine."""
@@ -256,3 +348,124 @@ def _ending(over: Any) -> str:
         return signal.Signals(-over).name
     known = isinstance(over, int) and 0 <= over < 256
     return Sentence("exit code {}", over) if known else Sentence("unknown exit status")
+
+
+LOOK = """
+import importlib, os, socket
+
+def gets(act):
+    try:
+        act()
+    except OSError:
+        return False
+    return True
+
+def imports(name):
+    try:
+        importlib.import_module(name)
+    except Exception:
+        return False
+    return True
+
+def look(canary, port, spaces, checks, user, modules):
+    return {
+        "missing": [name for name in modules if not imports(name)],
+        "write a file": gets(lambda: os.write(os.open(canary + ".new", os.O_CREAT | os.O_WRONLY), b"x")),
+        "run as the grader's root user": user == 0 and os.getuid() == 0,
+        "read a world-readable file": gets(lambda: open(canary).close()),
+        "reach the network": gets(lambda: socket.socket().connect(("127.0.0.1", port))),
+        "see the grader's processes": os.readlink("/proc/self/ns/pid") == spaces,
+        "read the checks": gets(lambda: os.listdir(checks)) and bool(os.listdir(checks)),
+    }
+"""
+NEVER = ("write a file", "run as the grader's root user", "reach the network")
+PROMISED = {0: NEVER, 2: (*NEVER, "read a world-readable file", "see the grader's processes", "read the checks")}
+"""The attempts that must fail, by tier."""
+RARE = ("sched", "tabnanny")
+"""Modules of Python that the sandbox's program does not load, so that an answer has to find their files."""
+USED = (*RARE, "numpy", "matplotlib.pyplot", "pandas")
+"""The modules that an answer must be able to import."""
+
+
+def working(required: int, limits: Limits, no_isolation: bool) -> Tier:
+    """The required tier, after a successful probe; no other tier replaces it.
+
+    Raises ConfigError where the probe fails, where answers cannot import what they need, and where answers would run as
+    the grader's user without `no_isolation`.
+    """
+    tier = at_least(required)
+    if tier.exposed and not no_isolation:
+        raise ConfigError(
+            f"tier {tier.number} ({tier.name}) is refused for user {os.getuid()}: answers would run as you, so they "
+            "could read the grader's secret and your other files, and end your processes. Install bubblewrap and leave "
+            "out --require-tier 0, or grade as root in a container that is itself the sandbox. To grade without "
+            "isolation all the same, pass --no-isolation, or set no_isolation = true in the rules"
+        )
+    if why := unusable(tier, limits):
+        raise ConfigError(f"tier {tier.number} ({tier.name}) does not work here: {why}. {tier.mend}")
+    return tier
+
+
+def unusable(tier: Tier, limits: Limits) -> str:
+    """The reason why a tier cannot be used here, or an empty text.
+
+    Raises ConfigError where the tier contains answers, and they cannot import the modules that they need.
+    """
+    sandbox = Sandbox(tier, limits)
+    try:
+        with _bait() as bait:
+            given = sandbox.calls(LOOK, "look.py", "look", "call", [bait])[0]
+    except (RunError, NotYet) as error:
+        return str(error)
+    finally:
+        sandbox.close()
+    if not isinstance(given.value, dict):
+        return given.error or "the probe returned no data"
+    got = [attempt for attempt in PROMISED[tier.number] if given.value.get(attempt) is not False]
+    if got:
+        return f"an answer could {', '.join(got)}"
+    if missing := given.value.get("missing"):
+        raise _cannot_import(tier, missing)
+    return ""
+
+
+def _cannot_import(tier: Tier, missing: Sequence[str]) -> ConfigError:
+    """The error about modules that answers lack, with the folder that is closed to them, and the way out."""
+    why = "they are not where the sandbox looks for modules"
+    way_out = "Install this package and what it depends on into one environment"
+    if os.getuid() == 0 and (folder := closed_folder()):  # answers of any other user run as that user
+        why = f"the sandbox's user may not enter {folder}"
+        way_out = (
+            f"Open that folder (chmod o+x {folder}), or use a Python and a copy of this package in folders that every "
+            "user may enter, such as /opt"
+        )
+    return ConfigError(
+        f"tier {tier.number} ({tier.name}) does not work here: an answer cannot import {', '.join(missing)}: {why}. "
+        f"{way_out}"
+    )
+
+
+def closed_folder() -> Path | None:
+    """The topmost folder on the way to Python and its packages that the sandbox's user may not enter, or None."""
+    for path in map(Path.resolve, readable()):
+        for folder in [*reversed(path.parents), path]:
+            if folder.is_dir() and not folder.stat().st_mode & stat.S_IXOTH:
+                return folder
+    return None
+
+
+@contextmanager
+def _bait() -> Iterator[dict[str, Any]]:
+    """The hostile answer's arguments: a file, a port that listens, this process's view of others."""
+    with tempfile.TemporaryDirectory(prefix="grpo-lab-") as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        Path(folder).chmod(0o755)
+        canary = Path(folder) / "canary"
+        canary.write_text("not for you")
+        yield {
+            "canary": str(canary),
+            "port": server.getsockname()[1],
+            "spaces": os.readlink("/proc/self/ns/pid"),
+            "checks": str(labs_directory()),
+            "user": os.getuid(),
+            "modules": list(USED),
+        }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import operator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -12,15 +14,17 @@ from grpo_lab.config.schema import Config
 from grpo_lab.course import answers, pages, progress
 from grpo_lab.course.answers import MAGIC
 from grpo_lab.course.evaluate import all_right, check
-from grpo_lab.course.exercises import Exercise, Finding, Function
+from grpo_lab.course.exercises import Exercise, Finding, Function, Question
+from grpo_lab.course.progress import MARKS, Row
 from grpo_lab.course.registry import lab_page
 from grpo_lab.errors import NotYet, unknown
-from grpo_lab.runs.child_pool import warm_child, warm_up
+from grpo_lab.messages import text
+from grpo_lab.runs.child import warm_child, warm_up
 from grpo_lab.runs.run_folder import new_folder
 from grpo_lab.runs.session import Session
-from grpo_lab.ui.notebook import feedback_view, progress_view
+from grpo_lab.ui import html
+from grpo_lab.ui.notebook import feedback_view
 from grpo_lab.ui.notebook.predictions import Predictions
-from grpo_lab.ui.notebook.questions import ask
 from grpo_lab.ui.notebook_mode import headless, settled
 from grpo_lab.ui.widgets.exports import figures, write_zip
 
@@ -124,7 +128,7 @@ class Lab:
     def progress(self) -> None:
         """Show every exercise of every lab: passed, attempted or open."""
         rows = progress.rows(Path(), messages.language())
-        feedback_view.show(progress_view.as_text(rows), progress_view.as_html(rows))
+        feedback_view.show(progress_as_text(rows), progress_as_html(rows))
 
     def questions(self) -> None:
         """Show the review questions of the lab with radio buttons; as text without a notebook."""
@@ -149,3 +153,81 @@ class Lab:
 def _progress(exercise: Exercise, findings: Sequence[Finding]) -> str:
     right = sum(finding.right for finding in findings)
     return messages.text("feedback.so_far", title=exercise.title, right=right, all=len(findings))
+
+
+def ask(questions: Sequence[Question]) -> None:
+    """Show the questions: radio buttons with explanations, and for readers without a kernel folded replies.
+
+    Without a notebook, they are text.
+    """
+    if headless():
+        said = [
+            "\n".join([f"{number}. {each.text}", *(f"   ( ) {option}" for option, _ in each.options)])
+            for number, each in enumerate(questions, start=1)
+        ]
+        return feedback_view.show("\n\n".join(said))
+    from IPython.display import HTML, display
+
+    # A reader without a kernel would see the plain text of the widget.
+    display({**(buttons(questions)._repr_mimebundle_() or {}), "text/plain": ""}, raw=True)
+    # Hidden beside the widget; without a kernel, the reply to an option folds out.
+    display(HTML(html.fill("questions", questions)))
+
+
+def buttons(questions: Sequence[Question]) -> Any:
+    """The questions as a widget."""
+    import ipywidgets
+
+    boxes = [_box(ipywidgets, number, question) for number, question in enumerate(questions, start=1)]
+    return ipywidgets.VBox(boxes).add_class("grpo-lab-questions")
+
+
+def explanation(question: Question, chosen: int) -> str:
+    """The explanation of a chosen option, as HTML."""
+    word = text("question.right") if chosen == question.right else text("question.wrong")
+    return html.fill("explanation", word, question.options[chosen][1])
+
+
+def _box(widgets: Any, number: int, question: Question) -> Any:
+    options = [(option, index) for index, (option, _) in enumerate(question.options)]
+    whole_width = widgets.Layout(width="max-content", max_width="100%")
+    choice = widgets.RadioButtons(options=options, value=None, layout=whole_width)
+    reply = widgets.HTML()
+
+    def answered(change: Any) -> None:
+        if change["new"] is not None:
+            reply.value = explanation(question, change["new"])
+
+    choice.observe(answered, names="value")
+    return widgets.VBox([widgets.HTML(html.fill("question", number, question.text)), choice, reply])
+
+
+def progress_as_text(rows: Iterable[Row]) -> str:
+    """A heading a lab, and a line an exercise."""
+    lines = []
+    for heading, of_lab in _labs(rows):
+        lines.append(heading)
+        lines += [f"  {MARKS[row.status]} {text(f'progress.{row.status}'):9}  {row.exercise.title}" for row in of_lab]
+    return "\n".join(lines)
+
+
+def progress_as_html(rows: Iterable[Row]) -> str:
+    """A folded list a lab."""
+    found = [(lab, any(row.status != "open" for row in each), map(_row_in_words, each)) for lab, each in _labs(rows)]
+    return html.fill("progress", found)
+
+
+def _row_in_words(row: Row) -> str:
+    said = text("progress.row", status=text(f"progress.{row.status}"), title=row.exercise.title)
+    return f"{MARKS[row.status]} {said}"
+
+
+def _labs(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
+    found = []
+    for page, group in itertools.groupby(rows, operator.attrgetter("lab")):
+        of_lab = list(group)
+        passed = sum(row.status == "passed" for row in of_lab)
+        number = page.name.partition("_")[0].lstrip("0") or "0"
+        heading = text("progress.lab", title=page.title, passed=passed, all=len(of_lab))
+        found.append((f"{number}. {heading}", of_lab))
+    return found

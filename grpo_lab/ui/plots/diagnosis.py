@@ -10,14 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.diagnosis.causes import LEVELS
-from grpo_lab.analysis.diagnosis.findings import Evidence, Findings
-from grpo_lab.analysis.diagnosis.report import headline
-from grpo_lab.analysis.diagnosis.words import Words
+from grpo_lab.analysis.diagnosis.causes import LEVELS, Evidence, Findings
+from grpo_lab.analysis.diagnosis.report import Words, headline
 from grpo_lab.messages import ENGLISH
 from grpo_lab.metrics import METRICS, metric, of_run
 from grpo_lab.ui.plots import style
-from grpo_lab.ui.plots.scales import SCALES, placed, scale_of, set_scale
+from grpo_lab.ui.plots.curves import SCALES, placed, scale_of, set_scale
 
 USUAL = ("reward", "grad_norm", "kl", "entropy", "loss")
 """What is drawn beside the evidence, up to four plots."""
@@ -48,17 +46,6 @@ def figure(*runs: Findings, names: Sequence[str] = ()) -> Figure:
     for axes in plots[len(curves) :]:
         axes.remove()
     return drawn
-
-
-def in_words(*runs: Findings, names: Sequence[str] = ()) -> str:
-    """The alternative text of the figure.
-
-    >>> from grpo_lab import diagnose
-    >>> in_words(diagnose([{"reward": 0.1, "grad_norm": 1.0, "loss": 0.1}] * 9)).partition("Curves")[2]
-    ': reward, grad_norm, loss.'
-    """
-    said = " ".join(f"{title.rstrip('.')}." for title in _titles(runs, names))
-    return f"{said} Curves: {', '.join(_curves(runs)) or 'none'}."
 
 
 def _titles(runs: Sequence[Findings], names: Sequence[str]) -> list[str]:

@@ -1,26 +1,428 @@
 """The widgets of a panel and their layout. A click or a change calls a method of the panel by its name."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anywidget
 import ipywidgets
 import traitlets
 
-from grpo_lab.analysis.run_state import Screen
-from grpo_lab.analysis.screen_words import describe
-from grpo_lab.config.schema import Config
+from grpo_lab.analysis.markdown import first_sentence
+from grpo_lab.analysis.run_state import Fold, Screen, describe
+from grpo_lab.config import algorithms, catalog
+from grpo_lab.config.fields import OneOf, Setting, settings_of
+from grpo_lab.config.schema import LIVE_SECTIONS, SECTIONS, Config
 from grpo_lab.errors import unknown
-from grpo_lab.messages import text
+from grpo_lab.events import Event, Stepped
+from grpo_lab.messages import spoken, text
+from grpo_lab.paths import data_tables, rows
+from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import html
+from grpo_lab.ui.described import docstring
 from grpo_lab.ui.widgets import parts
-from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
-from grpo_lab.ui.widgets.sources import STYLE, Sources
-from grpo_lab.ui.widgets.switches import Switches
-from grpo_lab.ui.widgets.timeline import Timeline
+
+SPEEDS = (0.5, 1, 2, 5, 10, 20, 50)
+"""Steps a second."""
+
+
+class History:
+    """The events of a run, and its screen after any step; a view of a run that goes on. `came` is called after each."""
+
+    def __init__(self, events: Iterable[Event] = (), came: Callable[[], None] = lambda: None) -> None:
+        self._came, self._lock = came, threading.RLock()
+        self._events: list[Event] = []
+        self._steps: list[int] = []
+        """The place of each Stepped among the events."""
+        self._fold, self._folded = Fold(), 0
+        for event in events:
+            self._add(event)
+
+    def __len__(self) -> int:
+        """The number of steps."""
+        return len(self._steps)
+
+    def show(self, event: Event) -> None:
+        """Take the next event of a run that goes on."""
+        with self._lock:
+            self._add(event)
+        self._came()
+
+    def screen(self, steps: int | None = None) -> Screen:
+        """The state after so many steps; None: after all events, with those that follow the last step."""
+        with self._lock:
+            if steps is None or steps >= len(self._steps):
+                end = len(self._events)
+            else:
+                end = self._steps[steps - 1] + 1 if steps else self._steps[0]
+            if end < self._folded:
+                self._fold, self._folded = Fold(), 0
+            for event in self._events[self._folded : end]:
+                self._fold.add(event)
+            self._folded = end
+            return self._fold.screen()
+
+    def _add(self, event: Event) -> None:
+        if isinstance(event, Stepped):
+            self._steps.append(len(self._events))
+        self._events.append(event)
+
+
+class Timeline:
+    """A slider over the steps of a run that is over, a button that plays them and a speed; `moved` is called then."""
+
+    def __init__(self, muted: parts.Muted, moved: Callable[[], None]) -> None:
+        self._moved, self._muted, self._lock = moved, muted, threading.RLock()
+        self._exact, self._ticked, self.playing = 0.0, 0.0, False
+        self.history, self.live = History(), False
+        self.length = 0
+        """The number of steps of a run that is over."""
+        self.whole = self.history.screen()
+        style = {"description_width": "initial"}
+        layout = {"flex": "1 1 200px", "min_width": "160px"}
+        words = {"description": text("panel.time"), "tooltip": text("panel.time_help")}
+        self.slider = ipywidgets.IntSlider(0, 0, 0, layout=layout, style=style, **words).add_class("grpo-lab-time")
+        parts.by_user(self.slider, muted, self._by_hand)
+        play = {"tooltip": text("panel.play_help")}
+        self._button = parts.button("play", "", lambda: self.pause() if self.playing else self.play(), **play)
+        speeds = [(text("panel.steps_a_second", speed=f"{speed:g}"), speed) for speed in SPEEDS]
+        words = {"description": text("panel.speed"), "style": style, "layout": {"width": "190px"}}
+        self.speed = ipywidgets.Dropdown(options=speeds, value=2, **words).add_class("grpo-lab-speed")
+        self.widget = parts.box("row", [self._button, self.slider, self.speed])
+        self.load(self.history)
+
+    def load(self, history: History, live: bool = False) -> None:
+        """Show all of a run; one that is `live` is followed, and cannot be moved in."""
+        with self._lock:
+            self.history, self.live = history, live
+            self.length = 0 if live else len(history)
+            self.whole = history.screen()
+            self._exact = float(self.length)
+            self._set_playing(False)
+            self._place()
+            for each in (self.slider, self._button, self.speed):
+                each.disabled = not self.length
+
+    @property
+    def position(self) -> int:
+        """Number of steps shown."""
+        return int(self._exact)
+
+    def screen(self) -> Screen:
+        """The state of the run after the steps shown."""
+        return self.history.screen(None if self.live else self.position)
+
+    def move(self, position: int) -> None:
+        """Show the first `position` steps; with the last step also the events after it."""
+        with self._lock:
+            self._exact = float(min(max(0, position), self.length))
+            self._place()
+        self._moved()
+
+    def play(self, speed: float | None = None) -> None:
+        """Show one step after another, from the first one if all are shown; `speed` in steps a second."""
+        if speed is not None:
+            self.speed.value = min(SPEEDS, key=lambda each: abs(each - speed))
+        with self._lock:
+            if self.position >= self.length:
+                self._exact = 0.0
+            self._set_playing(self.length > 0)
+            self._ticked = time.monotonic()
+        self._moved()
+
+    def pause(self) -> None:
+        """Stop playing."""
+        self._set_playing(False)
+
+    def tick(self) -> bool:
+        """While playing, advance by the time since the last tick; return whether the position changed."""
+        with self._lock:
+            if not self.playing:
+                return False
+            now, before = time.monotonic(), self.position
+            self._exact = min(self._exact + (now - self._ticked) * float(self.speed.value or 1), float(self.length))
+            self._ticked = now
+            self._place()
+            if self.position >= self.length:
+                self._set_playing(False)
+            return self.position != before
+
+    def _set_playing(self, playing: bool) -> None:
+        self.playing = playing
+        self._button.icon = "pause" if playing else "play"
+        self._button.description = text("panel.pause_replay" if playing else "panel.play")
+
+    def _place(self) -> None:
+        with self._muted:
+            self.slider.max = self.length
+            self.slider.value = self.position
+
+    def _by_hand(self, position: int) -> None:
+        self.pause()
+        self.move(position)
+
+
+class Slider(NamedTuple):
+    """One setting: its path in the config and its slider's range. The number box takes any valid value."""
+
+    path: str
+    kind: str
+    """`log`, `linear`, `whole`, or `menu`."""
+    low: float
+    high: float
+    step: float
+
+    @property
+    def setting(self) -> Setting:
+        """The field of the config, or of a guard."""
+        section, *rest = self.path.split(".")
+        owner = GUARDS[rest[0]] if section == "guards" else SECTIONS[section]
+        return settings_of(owner)[rest[-1]]
+
+    def help(self) -> str:
+        """The setting's help in the panel's language."""
+        return spoken(self.setting.help)
+
+    def of(self, config: Config) -> Any:
+        """The setting's value in a config; the default of a guard that is off."""
+        section, *rest = self.path.split(".")
+        if section == "guards":
+            return config.guards.get(rest[0], {}).get(rest[1], self.setting.default)
+        return getattr(getattr(config, section), rest[0])
+
+
+SLIDERS = rows(Slider, data_tables("sliders"))
+"""By the names that TRL and the reports use; the µ of the paper is `num_iterations`."""
+
+
+class SliderRow:
+    """A slider on the screen. It calls `changed` with its name and an override when a user moves it, not in `show`."""
+
+    def __init__(self, name: str, muted: parts.Muted, changed: Callable[[str, str], None]) -> None:
+        self.name, self.slider = name, SLIDERS[name]
+        self._changed, self._muted = changed, muted
+        self.inputs = _choices(name, self.slider) if self.slider.kind == "menu" else _slider_and_box(name, self.slider)
+        for each in self.inputs:
+            each.tooltip = self.slider.help()
+            parts.by_user(each, muted, self._moved)
+        key = "live" if self.slider.path.partition(".")[0] in LIVE_SECTIONS else "next"
+        when = parts.words("when", text(f"panel.{key}"))
+        when.tooltip = text(f"panel.{key}_help")
+        self.widget = parts.box("row", [*self.inputs, when]).add_class(f"grpo-lab-set-{name}")
+
+    def show(self, config: Config) -> None:
+        """Show the config's value."""
+        self._put(self.slider.of(config))
+
+    def _moved(self, value: Any) -> None:
+        if isinstance(value, float) and value != self.inputs[-1].value:
+            value = float(f"{value:.3g}")  # a slider's position is no exact number
+        self._put(value)
+        self._changed(self.name, f"{self.slider.path}={value}")
+
+    def _put(self, value: Any) -> None:
+        """Show the value; one outside the slider's range appears in the box alone."""
+        with self._muted:
+            for each in self.inputs:
+                on_slider = hasattr(each, "readout")
+                each.value = min(max(value, self.slider.low), self.slider.high) if on_slider else value
+
+
+def _slider_and_box(name: str, slider: Slider) -> tuple[Any, ...]:
+    words = {"description": text(f"setting.{name}"), "readout": False, "continuous_update": False}
+    wide = {"layout": {"flex": "1 1 180px", "min_width": "180px"}, "style": {"description_width": "118px"}}
+    low, high, number = slider.low, slider.high, ipywidgets.IntText if slider.kind == "whole" else ipywidgets.FloatText
+    if slider.kind == "log":
+        exponents = {"min": round(math.log10(low)), "max": round(math.log10(high)), "step": 0.05}
+        handle: Any = ipywidgets.FloatLogSlider(value=low, **exponents, **words, **wide).add_class("grpo-lab-log")
+    else:
+        kind = ipywidgets.IntSlider if slider.kind == "whole" else ipywidgets.FloatSlider
+        handle = kind(value=low, min=low, max=high, step=slider.step, **words, **wide)
+    box = number(description=text(f"setting.{name}"), continuous_update=False, layout={"width": "78px"})
+    return handle, box.add_class("grpo-lab-box")
+
+
+def _choices(name: str, slider: Slider) -> tuple[Any, ...]:
+    limit = slider.setting.limit
+    assert isinstance(limit, OneOf)
+    style = {"description_width": "118px"}
+    return (ipywidgets.Dropdown(options=limit.names, description=text(f"setting.{name}"), style=style),)
+
+
+STYLE = {"description_width": "84px"}
+MODELS = ("tiny", "smollm2-135m")
+
+
+class Sources:
+    """Menus that make a config. They call `chosen` with a whole config and `changed` with overrides."""
+
+    def __init__(self, muted: parts.Muted, chosen: Callable[[Config], None], changed: Callable[..., None]) -> None:
+        self._chosen, self._changed, self._muted = chosen, changed, muted
+        self._described: tuple[str, str] | None = None
+        self.preset = _menu("preset", "panel.none", catalog.preset_names())
+        self.scenario = _menu("scenario", "panel.none", catalog.scenario_names())
+        self.algorithm = _menu("algorithm", "panel.own_formulas", algorithms.algorithm_names())
+        self._loss: dict[str, Any] = {}
+        self.guards = _menu("guards_of", "panel.own_guards", catalog.preset_names())
+        words = {"style": STYLE, "continuous_update": False}
+        names = {"description": text("setting.model"), "tooltip": text("panel.model_help")}
+        self.model = ipywidgets.Combobox(options=MODELS, ensure_option=False, **names, **words)
+        self.seed = ipywidgets.BoundedIntText(0, 0, 2**31 - 1, description=text("setting.seed"), **words)
+        self._about = parts.words("about")
+        parts.by_user(self.scenario, muted, self._choose_scenario)
+        for menu in (self.preset, self.guards):
+            parts.by_user(menu, muted, lambda _: self._choose())
+        parts.by_user(self.algorithm, muted, self._take_up)
+        parts.by_user(self.model.add_class("grpo-lab-set-model"), muted, partial(self._override, "model.name"))
+        parts.by_user(self.seed.add_class("grpo-lab-set-seed"), muted, partial(self._override, "run.seed"))
+        self.widgets = [*(self.preset, self.scenario, self.algorithm, self.guards, self.model, self.seed, self._about)]
+
+    def show(self, config: Config, of_preset: str = "", of_scenario: str = "", of_guards: str | None = None) -> None:
+        """Show the config's model and seed, and the names of its parts; other names stay."""
+        with self._muted:
+            if of_preset or of_scenario:
+                self.preset.value, self.scenario.value = of_preset, of_scenario
+            if of_guards is not None:
+                self.guards.value = of_guards
+            self.model.value, self.seed.value = config.model.name, config.run.seed
+            self._loss = dataclasses.asdict(config.loss)
+            self.algorithm.value = algorithms.algorithm_of(self._loss)
+            self.algorithm.tooltip = about_algorithm(self.algorithm.value)
+        self._describe()
+
+    def _choose_scenario(self, name: str) -> None:
+        if name:
+            with self._muted:
+                self.preset.value = catalog.scenario(name).preset
+        self._choose()
+
+    def _choose(self) -> None:
+        config = config_of(self.scenario.value or None, self.preset.value or None, self.guards.value or None)
+        self._describe()
+        self._chosen(config.with_(f"run.seed={self.seed.value}"))
+
+    def _take_up(self, algorithm: str) -> None:
+        """Change the formulas to those of an algorithm, or go back to those of scenario and preset."""
+        if not algorithm:
+            self._choose()
+            return
+        loss = self._loss | algorithms.settings_for(algorithm, self._loss)
+        found = [(name, value) for name, value in loss.items() if self._loss[name] != value]
+        self._changed(*(f"loss.{name}={'none' if value is None else value}" for name, value in found))
+        self._described = None
+        self._about.value = html.fill("prose", algorithm, about_algorithm(algorithm))
+
+    def _override(self, path: str, value: object) -> None:
+        if str(value):
+            self._changed(f"{path}={value}")
+
+    def _describe(self) -> None:
+        """Describe the chosen scenario or preset; files are read only when the choice changes."""
+        names = (str(self.preset.value), str(self.scenario.value))
+        if names == self._described:
+            return
+        self._described = names
+        found = catalog.scenario(names[1]) if names[1] else catalog.load_preset(names[0]) if names[0] else None
+        self._about.value = html.fill("prose", found.name, found.title) if found else ""
+
+
+def about_algorithm(name: str) -> str:
+    """An algorithm's title and what differs from GRPO, in the panel's language; for "" the help of the menu."""
+    if not name:
+        return text("panel.algorithm_help")
+    found = algorithms.algorithm(name)
+    return spoken(f"{found.title}. {found.differs}")
+
+
+def config_of(base: str | Config | None, preset: str | None, guards: str | tuple[str, ...] | None) -> Config:
+    """The config of a scenario, a whole config or a preset, with these guards where any are given."""
+    if isinstance(base, str):
+        return catalog.scenario(base).config(guards, preset)
+    config = base or catalog.preset(preset or "stable")
+    if guards is None:
+        return config
+    table = catalog.preset(guards).guards if isinstance(guards, str) else {name: {} for name in guards}
+    return config.with_guards(table)
+
+
+def _menu(name: str, nothing: str, names: list[str]) -> ipywidgets.Dropdown:
+    """A menu of names, the first of which stands for none."""
+    words = {"description": text(f"setting.{name}"), "tooltip": text(f"panel.{name}_help"), "style": STYLE}
+    options = [(text(nothing), ""), *((each, each) for each in names)]
+    return ipywidgets.Dropdown(options=options, value="", **words).add_class(f"grpo-lab-set-{name}")
+
+
+class Switches:
+    """Check boxes of guards. They call `switched` with a name and whether it is on when a user clicks, not in `show`.
+
+    A guard that a user switches on says below its sentence what it stops.
+
+    A user's own guard, which has no class in GUARDS, gets a switch when a config with it is first shown.
+    Raises ConfigError for an unknown name.
+    """
+
+    def __init__(self, names: Sequence[str] | None, muted: parts.Muted, switched: Callable[[str, bool], None]) -> None:
+        for name in names or ():
+            if name not in GUARDS:
+                raise unknown("guard", name, GUARDS)
+        self._switched, self._muted = switched, muted
+        self.boxes: dict[str, ipywidgets.Checkbox] = {}
+        self.about: dict[str, ipywidgets.HTML] = {}
+        self.widget = parts.box("switches", (), ipywidgets.VBox)
+        self._add(list(GUARDS) if names is None else names)
+
+    def show(self, config: Config) -> None:
+        """Check the boxes of the config's guards."""
+        self._add([name for name in config.guards if name not in self.boxes and name not in GUARDS])
+        for name, box in self.boxes.items():
+            box.value = name in config.guards
+
+    def explain(self, name: str) -> None:
+        """Show the rest of the guard's description, or hide it again."""
+        about, (_, rest, sections) = self.about[name], about_guard(name)
+        whole = html.fill("prose", "", rest, sections)
+        about.value = "" if about.value == whole else whole
+
+    def _clicked(self, name: str, on: bool) -> None:
+        if name in GUARDS:
+            _, _, sections = about_guard(name)
+            self.about[name].value = html.fill("prose", "", "", {"Stops": sections["Stops"]}) if on else ""
+        self._switched(name, on)
+
+    def _add(self, names: Sequence[str]) -> None:
+        if names:
+            self.widget.children = (*self.widget.children, *(self._row(name) for name in names))
+
+    def _row(self, name: str) -> ipywidgets.VBox:
+        short = name.rpartition(":")[2]
+        box = self.boxes[name] = ipywidgets.Checkbox(description=short, indent=False, layout={"width": "auto"})
+        parts.by_user(box, self._muted, partial(self._clicked, name))
+        row: list[Any] = [box]
+        about = self.about[name] = parts.words("about")
+        if name in GUARDS:
+            sentence, _, sections = about_guard(name)
+            tip = text("guard.about", name=name)
+            row.append(parts.button("ask", "?", lambda: self.explain(name), tooltip=tip, layout={"width": "24px"}))
+            row.append(
+                parts.words("does", html.fill("hinted", sentence, f"{text('guard.Stops')}: {sections['Stops']}"))
+            )
+        return parts.box(f"guard-{short}", [parts.box("row", row), about], ipywidgets.VBox)
+
+
+def about_guard(name: str) -> tuple[str, str, dict[str, str]]:
+    """The first sentence on a guard, the rest of its description, and its `Stops`, `Costs` and `Hides`."""
+    english, sections = docstring(GUARDS[name])
+    does = spoken(english)
+    sentence = first_sentence(does)
+    rest = does.removeprefix(sentence).lstrip(".。 ")
+    return sentence, rest, {word: spoken(it) for word, it in sections.items()}
+
 
 _BAR = ("start", "go_on", "pause", "step", "stop", "reset")
 """The buttons above the figure; each calls the method of its name, and `pause` calls `toggle`."""

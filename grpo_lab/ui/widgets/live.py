@@ -1,25 +1,83 @@
-"""The live figure of a panel: moving points are drawn over a background, which is redrawn when an axis or mark changes.
+"""The live figure of a panel and the thread that draws it.
+
+Moving points are drawn over a background, which is redrawn when an axis or a mark changes.
 
 Limits of axes change by decades, by factors of 1, 2, 5, or double; so a run of any length needs a few dozen
 backgrounds, each of which costs about ten frames.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+import io
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from PIL import Image
 
 from grpo_lab import messages
 from grpo_lab.analysis.run_state import CURVES, Screen, Series
-from grpo_lab.ui.plots import curves, strip
-from grpo_lab.ui.plots.scales import Scale, scale_of
+from grpo_lab.ui.plots import curves, strip, style
+from grpo_lab.ui.plots.curves import Scale, scale_of
 from grpo_lab.ui.plots.style import DRAWING, FINE, Canvas, chinese_font, legible, name_runs, new_figure
-from grpo_lab.ui.widgets.png import png
+
+_INKS = (
+    *(style.BLACK, style.ORANGE, style.SKY, style.GREEN, style.YELLOW),
+    *(style.BLUE, style.VERMILLION, style.PURPLE, style.GREY),
+)
+_DARK_INKS = {style.BLACK: "#E4E4E4", style.BLUE: "#4DA6E0", style.GREY: "#A5A5A5", style.VERMILLION: "#F07A2A"}
+"""Inks that a dark page needs lighter."""
+_DARK = {"#FFFFFF": "#212121", "#DDDDDD": "#3C3C3C", "#DCDCDC": "#474747", "#333333": "#D0D0D0", "#FFCCA0": "#9C5A30"}
+"""White becomes the background of JupyterLab's dark theme; other plain colours with it."""
+_SHADES = 16
+"""Steps from an ink to white, for the edges of lines and letters.
+
+With 20 or more, Pillow's colour cache maps white to the nearest tint, and the background turns pink.
+"""
+
+
+def png(rgba: np.ndarray, dark: bool = False) -> bytes:
+    """The pixels, (height, width, 4) of uint8, as an indexed PNG; every colour becomes a near one of the palette."""
+    height, width = rgba.shape[:2]
+    palette, darkened = _palettes()
+    image = Image.frombytes("RGB", (width, height), rgba, "raw", "RGBX")
+    image = image.quantize(palette=palette, dither=Image.Dither.NONE)
+    if dark:
+        image.putpalette(darkened)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+@functools.cache
+def _palettes() -> tuple[Image.Image, bytes]:
+    """Inks in all shades, and every colour of lines and cells as it is; white first, so that it wins a tie.
+
+    The second palette has the colour for a dark page at each place.
+    """
+    looks = (*style.RUNS, *style.MARKS.values())
+    plain = [*style.STATUSES.values(), *(look.colour for look in looks), "#DDDDDD", "#333333", "#FFFFFF"]
+    shades = np.linspace(0, 1, _SHADES)[:, None]
+
+    def table(inks: Mapping[str, str], others: Mapping[str, str]) -> np.ndarray:
+        paper = np.array(to_rgb(others.get("#FFFFFF", "#FFFFFF")))
+        shaded = [shades * paper + (1 - shades) * np.array(to_rgb(inks.get(ink, ink))) for ink in _INKS]
+        whole = [[to_rgb(others.get(name) or inks.get(name, name))] for name in plain]
+        return np.round(255 * np.concatenate([*shaded, *whole])).astype(np.uint8)
+
+    light, places = np.unique(table({}, {}), axis=0, return_index=True)
+    image = Image.new("P", (1, 1))
+    image.putpalette(light[::-1].tobytes())
+    return image, table(_DARK_INKS, _DARK)[places[::-1]].tobytes()
+
 
 DPI = 90
 ROOM = 50
@@ -168,3 +226,56 @@ def _key(screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, mo
     limits = (tuple(step for step, _ in screen.settings), [curves.crossed(name, screen) for name in CURVES])
     runs = tuple((name, id(other)) for name, other in kept.items())
     return (steps, scales, artists, happened, limits, screen.first_break, runs)
+
+
+FRAMES_PER_SECOND = 5.0
+
+
+class RenderThread:
+    """Calls `render` soon after each `request`, in its own thread; requests within one frame are drawn once.
+
+    `render` is told whether a frame was requested, and returns whether it wants to be called again without a request,
+    as a playing recording does.
+    """
+
+    def __init__(self, render: Callable[[bool], bool]) -> None:
+        self._render = render
+        self._changed = threading.Condition()
+        self._requested = self._drawn = 0
+        self._thread: threading.Thread | None = None
+
+    def request(self) -> None:
+        """Ask for a frame."""
+        with self._changed:
+            self._requested += 1
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="panel", daemon=True)
+                self._thread.start()
+
+    def settle(self, seconds: float = 10.0) -> bool:
+        """Wait until every request so far is drawn; return whether that took no longer than `seconds`."""
+        with self._changed:
+            target = self._requested
+            return self._changed.wait_for(lambda: self._drawn >= target, seconds)
+
+    def _work(self) -> None:
+        deadline, more = time.monotonic(), False
+        while True:
+            with self._changed:
+                if not more:
+                    self._changed.wait_for(lambda: self._drawn < self._requested)
+                requested, asked = self._requested, self._drawn < self._requested
+            begin = time.monotonic()
+            if begin - deadline > 1 / FRAMES_PER_SECOND:
+                deadline = begin  # after a pause or a slow frame, missed frames are dropped
+            deadline += 1 / FRAMES_PER_SECOND
+            try:
+                more = self._render(asked)
+            except Exception:
+                traceback.print_exc()  # the next request is drawn again
+                more = False
+            with self._changed:
+                self._drawn = requested
+                self._changed.notify_all()
+            time.sleep(max(0.0, deadline - time.monotonic()))

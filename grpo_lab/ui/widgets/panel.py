@@ -1,6 +1,10 @@
-"""The panel: a run in a child process, drawn live, controlled by buttons or by the same methods."""
+"""The panel: a run in a child process, drawn live, controlled by buttons or by the same methods.
+
+A `Runner` has one run at a time, in a child process of the pool; it is controlled from any thread.
+"""
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,27 +14,171 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from IPython.core.getipython import get_ipython
+from IPython.display import HTML, DisplayHandle, display
 
-from grpo_lab.analysis.run_state import Screen, fold
-from grpo_lab.analysis.screen_words import describe
+from grpo_lab.analysis.run_state import Screen, describe, fold
 from grpo_lab.config.catalog import preset as preset_config
-from grpo_lab.config.schema import Config
-from grpo_lab.errors import GrpoLabError, RunError
+from grpo_lab.config.schema import LIVE_SECTIONS, Config, live_changes
+from grpo_lab.errors import ConfigError, GrpoLabError, RunError
 from grpo_lab.events import Event
 from grpo_lab.messages import spoken, text
 from grpo_lab.models import loading
-from grpo_lab.runs import child_pool, recordings
-from grpo_lab.runs.session import Session
+from grpo_lab.runs import checkpoints, recordings, run_folder
+from grpo_lab.runs.child import Child, give_back, take, warm_up
+from grpo_lab.runs.session import Session, View
 from grpo_lab.training.registry import check, without_effect
 from grpo_lab.ui import html, notebook_mode
-from grpo_lab.ui.widgets import exports, notebook_display
-from grpo_lab.ui.widgets.controls import Controls
-from grpo_lab.ui.widgets.live import LiveFigure
-from grpo_lab.ui.widgets.png import png
-from grpo_lab.ui.widgets.render_thread import RenderThread
-from grpo_lab.ui.widgets.runner import Run, Runner
-from grpo_lab.ui.widgets.sources import config_of
-from grpo_lab.ui.widgets.timeline import History
+from grpo_lab.ui.widgets import exports
+from grpo_lab.ui.widgets.controls import Controls, History, config_of
+from grpo_lab.ui.widgets.live import LiveFigure, RenderThread, png
+
+CHECKPOINT_MINUTES = 0.1
+
+
+class Run(Session):
+    """A session whose representation in a notebook describes its state."""
+
+    def __repr__(self) -> str:
+        return f"{describe(fold(self.events))} ({self.directory})"
+
+    def _repr_html_(self) -> str:
+        return html.fill("paragraph", repr(self))  # JupyterLab breaks plain text inside words
+
+
+class Runner:
+    """Starts runs below a folder, one at a time."""
+
+    def __init__(self, runs: Path) -> None:
+        self.runs = runs
+        self.session: Run | None = None
+        self.over: Future[Run] | None = None
+        """Resolves at the end of the last run started; None before the first."""
+        self._starting = threading.Lock()
+
+    @property
+    def running(self) -> bool:
+        """Whether a run is going on."""
+        return self.over is not None and not self.over.done()
+
+    def start(self, config: Config, view: View, pace: float = 0) -> Future[Run]:
+        """Begin a run, shown by a view, and return a future of its end; during a run, that run's future.
+
+        `pace` is the most steps a second; 0 is full speed.
+
+        Raises ConfigError for a config that cannot be run, RunError for a folder that cannot be made.
+        """
+
+        def make(child: Child) -> Run:
+            directory = run_folder.new_folder(self.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}")
+            return Run(_with_checkpoints(notebook_mode.settled(config)), directory, child=child)
+
+        check(config)
+        return self._begin(make, view, pace)
+
+    def go_on(self, old: Session, config: Config, view: View, pace: float = 0) -> Future[Run]:
+        """Go on with a run that is over, from its newest checkpoint, with the settings of `config` that may change.
+
+        Raises RunError for a run that cannot go on.
+        """
+        recover = live_changes(old.config, config)
+        return self._begin(lambda child: Run.resume(old.directory, recover, child=child), view, pace)
+
+    def _begin(self, make: Callable[[Child], Run], view: View, pace: float) -> Future[Run]:
+        with self._starting:
+            if self.over and self.running:
+                return self.over
+            child = take()
+            try:
+                session, over = make(child), Future[Run]()
+                session.views.append(view)
+                session.command("pace", (str(pace),))
+                over.set_running_or_notify_cancel()  # cancelling the wait for it must not end the run
+                work = (session, child, over)
+                threading.Thread(target=_run, args=work, name=f"run {session.directory.name}", daemon=True).start()
+            except BaseException:
+                give_back(child)
+                raise
+            self.session, self.over = session, over
+            return over
+
+    def command(self, name: str, *values: str) -> bool:
+        """Send a command to the run that is going on; return whether there is one."""
+        if not self.running or self.session is None:
+            return False
+        self.session.command(name, values)
+        return True
+
+    def act_now(self, overrides: Sequence[str]) -> str:
+        """Apply the settings that a running model accepts; returns in words which settings act when."""
+        what = ", ".join(overrides)
+        live = [each for each in overrides if each.partition(".")[0].strip() in LIVE_SECTIONS]
+        if not (self.running and self.session and live):
+            return text("panel.acts_next_run", what=what)
+        try:
+            self.session.set(*live)
+        except ConfigError as error:
+            return f"{text('panel.acts_next_run', what=what)} {error}"
+        return text("panel.acts_now" if len(live) == len(overrides) else "panel.acts_partly", what=what)
+
+
+def _with_checkpoints(config: Config) -> Config:
+    """The config with a checkpoint every few seconds, where the model is small and the run has any."""
+    small = config.model.name == "tiny" and config.run.checkpoint_minutes
+    return config.with_(f"run.checkpoint_minutes={CHECKPOINT_MINUTES}") if small else config
+
+
+def _run(session: Run, child: Child, over: Future[Run]) -> None:
+    """The thread of a run. The future resolves last, when the child can take the next run."""
+    failure: BaseException | None = None
+    try:
+        session.run()
+        if session.status == "done":
+            shutil.rmtree(session.directory / checkpoints.FOLDER, ignore_errors=True)
+    except GrpoLabError:
+        pass  # the view has it: the last event is `failed`, with the reason
+    except BaseException as error:
+        failure = error
+    finally:
+        give_back(child)
+    if failure:
+        over.set_exception(failure)
+    else:
+        over.set_result(session)
+
+
+def cell() -> int:
+    """The number of the cell that runs; 0 outside a notebook."""
+    ipython = get_ipython()
+    return ipython.execution_count if ipython else 0
+
+
+class Place:
+    """A panel stands in one cell at a time. Below it, and where it stood before, is a picture as ordinary HTML.
+
+    The picture is hidden beside a living panel; it is seen where a saved notebook is read without its kernel.
+    """
+
+    def __init__(self) -> None:
+        self._cell = -1
+        self._panel: DisplayHandle | None = None
+        self._picture: DisplayHandle | None = None
+
+    def show(self, bundle: dict[str, Any], picture: str) -> None:
+        """Show the panel in the cell that runs, unless it stands there; it leaves the cell where it stood."""
+        if self._cell == cell():
+            return
+        if self._panel:
+            self._panel.update(HTML(html.fill("paragraph", text("panel.moved"))))
+        self._cell = cell()
+        self._panel = display(bundle, raw=True, display_id=True)
+        self._picture = display(HTML(picture), display_id=True)
+
+    def update(self, picture: str) -> None:
+        """Replace the picture."""
+        if self._picture:
+            self._picture.update(HTML(picture))
+
 
 HEALTHY = "stable"
 """The preset of `Panel.healthy`."""
@@ -76,7 +224,7 @@ class Panel:
         self._commanding = threading.RLock()  # callbacks of buttons run in other threads
         self.session: Session | None = None
         """The session shown last; None before the first."""
-        self._watched, self._place = not notebook_mode.headless(), notebook_display.Place()
+        self._watched, self._place = not notebook_mode.headless(), Place()
         self._pace = pace
         self._paused, self._note, self._words_at = False, "", float("-inf")
         self._kept: dict[str, Screen] = {}
@@ -144,8 +292,8 @@ class Panel:
             self.stop()
             raise
         finally:
-            if not self._watched:
-                notebook_display.picture(self._picture)
+            if not self._watched and get_ipython():
+                display(HTML(self._picture()))
 
     def pause(self) -> None:
         """Pause the run before its next step, or the replay of a recording."""
@@ -360,7 +508,7 @@ class Panel:
     def _repr_mimebundle_(self, **keywords: Any) -> Any:
         words = {"text/plain": f"Panel: {describe(self.screens()[0])}"}
         if self._watched:
-            child_pool.warm_up()
+            warm_up()
             self.refresh()
             return {**(self.widget._repr_mimebundle_(**keywords) or {}), **words}
         return words | ({"text/html": self._picture()} if self.session else {})
