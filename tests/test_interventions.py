@@ -28,7 +28,7 @@ from grpo_lab.models import loading
 from grpo_lab.training import observers
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS, finite_rows
-from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step
+from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step, known
 from grpo_lab.training.passes import plain_pass
 from grpo_lab.training.registry import arrange, carry_over
 from grpo_lab.training.snapshots import Snapshots
@@ -538,7 +538,7 @@ def test_a_filter_spares_the_sampler_and_keeps_the_likeliest():
 
 def test_padded_positions_are_those_of_a_call_without_position_ids():
     step, fault = passing(), FAULTS["padded_positions"]
-    batch, value = step.batch, FAULTY["padded_positions"]()
+    batch, value = known(step.batch, "batch"), FAULTY["padded_positions"]()
     ids = torch.cat([batch.prompt_ids[batch.group], batch.completions], dim=1)
     mask = torch.cat([batch.prompt_mask[batch.group], torch.ones(4, 3, dtype=torch.long)], dim=1)
     bare = step.policy(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, 1:-1]
@@ -554,14 +554,15 @@ def test_padded_positions_are_those_of_a_call_without_position_ids():
 
 def test_large_activations_overflow_in_fp16_alone():
     step, fault = passing(), FAULTS["large_activations"]()
-    right, _ = plain_pass(step.policy, step.batch)
+    batch = known(step.batch, "batch")
+    right, _ = plain_pass(step.policy, batch)
     assert torch.allclose(fault(right, step).value, right, atol=1e-4)
     for dtype, finite in ((torch.bfloat16, True), (torch.float16, False)):
         with torch.autocast("cpu", dtype=dtype):
-            usual, large = plain_pass(step.policy, step.batch)[0], fault(right, step).value
+            usual, large = plain_pass(step.policy, batch)[0], fault(right, step).value
         assert usual.isfinite().all() and bool(large.isfinite().all()) is finite
         assert not finite or torch.allclose(large.float(), right, atol=0.3)
-    assert torch.equal(plain_pass(step.policy, step.batch)[0], right), "the policy is as it was"
+    assert torch.equal(plain_pass(step.policy, batch)[0], right), "the policy is as it was"
     assert fault(right, make_step(1, note="sampling")).value is right
 
 
