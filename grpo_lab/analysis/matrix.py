@@ -4,8 +4,6 @@ Cells are made in processes that may die. A scenario's own claims are tried here
 stops it, each heal lets it learn, and no decoy helps.
 """
 
-from __future__ import annotations
-
 import atexit
 import dataclasses
 import hashlib
