@@ -107,7 +107,7 @@ def lines_of(folder: Path) -> int:
 
 def test_the_package_only_gets_smaller():
     """Numbers that only fall; the design of the small house asks for 18,000 and, of the core with its loop, 900."""
-    assert lines_of(PACKAGE) <= 32_681
+    assert lines_of(PACKAGE) <= 32_680
     assert lines_of(PACKAGE / "core") <= 900
 
 
