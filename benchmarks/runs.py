@@ -52,6 +52,7 @@ def main(
     first: Annotated[int | None, typer.Option(min=0, help="The first seed.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = os.cpu_count() or 1,
     out: Annotated[Path, typer.Option(envvar="OUT", help="Folder of the page.")] = Path("benchmarks/results"),
+    only: Annotated[list[str] | None, typer.Option("--scenario", help="Of heals: this scenario alone.")] = None,
 ) -> None:
     """Train every run on every seed, and write a table."""
     known = {rows.__name__: rows for rows in TABLES}
@@ -60,11 +61,12 @@ def main(
     default = TABLES[known[name]]
     first = default[0] if first is None else first
     chosen = range(first, first + (seeds or len(default)))
-    rows = known[name](partial(trained, jobs=jobs), chosen)
+    rows = known[name](partial(trained, jobs=jobs), chosen, **({"names": only} if only else {}))
     console.out.print(console.table(rows))
     title, _, about = inspect.cleandoc(known[name].__doc__ or "").partition("\n\n")
     torch = environment.describe(threads=1)["packages"]["torch"]
     command = f"python -m benchmarks.runs {name} --seeds {len(chosen)} --first {first}"
+    command += "".join(f" --scenario {each}" for each in only or ())
     made = f"Made by `{command}` on a CPU with one thread a run, torch {torch}."
     page = f"# {title}\n\n{made}\n{about}\n\n{table(rows, literal=name != 'dual')}\n"
     (out / f"{name}.md").write_text(page, encoding="utf-8")
@@ -156,7 +158,7 @@ LARGE = 10
 """A healed run stays below this norm, but for the steps that the table counts."""
 
 
-def heals(trained: Trained, seeds: Sequence[int]) -> Rows:
+def heals(trained: Trained, seeds: Sequence[int], names: Sequence[str] = ()) -> Rows:
     """The heals on fresh seeds
 
     Both runs have the guards of `stable` and the length and batch of the scenario's trial. Rewards are means of 250
@@ -165,7 +167,8 @@ def heals(trained: Trained, seeds: Sequence[int]) -> Rows:
     above the run with guards alone.
     """
     wanted = {}
-    for case in map(scenario, scenario_names()):
+    names = names or scenario_names()
+    for case in map(scenario, names):
         configs = {UNHEALED: case.config(guards="stable").merged(case.trial)}
         configs |= {HEALED: case.config(guards="stable", heal=True)}
         for column, config in configs.items():
@@ -176,7 +179,7 @@ def heals(trained: Trained, seeds: Sequence[int]) -> Rows:
         ["scenario", "heal", "before", "guards alone, by seed", "healed, by seed", "learns", "above", "largest norm"]
     ]
     rows[0].append(f"steps above {LARGE}")
-    for name in scenario_names():
+    for name in names:
         unhealed, healed = ([runs[name, column, seed] for seed in seeds] for column in (UNHEALED, HEALED))
         rows.append(healing(name, unhealed, healed))
     return rows

@@ -171,7 +171,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     known = settings_of(cls)
     for name in values:
         if name not in known:
-            raise ConfigError(f"{where}: {unknown('setting', name, known)}")
+            raise ConfigError("{}: {}", where, unknown("setting", name, known).args[0])
     for name, setting in known.items():
         if setting.default is dataclasses.MISSING and name not in values:
             raise ConfigError(f"{where}: {name} is missing; write it there")
