@@ -58,6 +58,8 @@ def main(
     known = {rows.__name__: rows for rows in TABLES}
     if name not in known:
         raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}")
+    if only and name != heals.__name__:
+        raise typer.BadParameter("--scenario is for the table heals")
     default = TABLES[known[name]]
     first = default[0] if first is None else first
     chosen = range(first, first + (seeds or len(default)))

@@ -237,14 +237,12 @@ class Guards:
         loss = self.config.loss
         usual = Coefficients(rate, loss.beta if beta is None else beta, loss.epsilon, loss.epsilon_high, eps)
         ctx.coefficients = usual
-        try:
+        with suppress(Refused):  # `ctx.verdict` says so
             ctx.coefficients = use = ctx.apply(Stage.COEFFICIENTS, usual)
             for group in groups:
                 group["lr"] = group["lr"] * (use.learning_rate / rate) if rate else group["lr"]
                 if use.adam_eps != eps and "eps" in group:
                     group["eps"] = max(group["eps"], use.adam_eps)
-        except Refused:
-            pass  # `ctx.verdict` says so
         try:
             yield
         finally:

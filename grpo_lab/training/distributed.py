@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -316,8 +316,7 @@ class SharedTraining(Training):
 
     def environment(self, objective: Objective) -> Environment:
         one = super().environment(objective)
-        given = {each.name: getattr(one, each.name) for each in fields(one) if each.init}
-        return JudgedByTheFirst(**given, processes=self.processes)
+        return JudgedByTheFirst(**vars(one), processes=self.processes)
 
     def made_of(self, *bases: type[ConfiguredTrainer], **constants: Any) -> type[ConfiguredTrainer]:
         return super().made_of(Shared, *bases, processes=self.processes, notes=self.recorder, **constants)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,13 +44,12 @@ class Environment:
     tokenizer: Any
     first_step: int = 0
     """The step at which the stage began."""
-    tool: Tool | None = field(init=False, repr=False)
-    """What writes between two turns of the policy, where there are two."""
 
-    def __post_init__(self) -> None:
-        """Load the tool. Raises ConfigError for one that does not exist."""
+    @cached_property
+    def tool(self) -> Tool | None:
+        """What writes between two turns of the policy, if anything. Raises ConfigError for one that does not exist."""
         name = self.config.data.tool
-        self.tool = user_code.named("data.tool", name, TOOLS) if name else None
+        return user_code.named("data.tool", name, TOOLS) if name else None
 
     def __call__(self, ctx: Context, draw: int = 0) -> TaskPrompts:
         """The prompts of a step's draw: the first one follows the epochs; others are random, by seed, step and draw."""

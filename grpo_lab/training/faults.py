@@ -146,13 +146,25 @@ class RouterNoise(Intervention):
             noise = torch.randn(scores.shape, generator=generator).to(scores.device, non_blocking=True)
             return (scores + self.scale * noise).topk(own.shape[-1]).indices
 
-        return Outcome(
-            value, Verdict.CHANGED, Sentence("noise of {:g} on router scores", self.scale), {"experts": noisy}
-        )
+        reason = Sentence("noise of {:g} on router scores", self.scale)
+        return Outcome(value, Verdict.CHANGED, reason, {"experts": noisy})
+
+
+class InTraining(Intervention):
+    """An intervention in every pass of the trainer; the sampler is left well."""
+
+    stage = Stage.LOGITS
+
+    def __call__(self, value: Tensor, step: Step) -> Outcome:
+        return Outcome(value) if step.note == "sampling" else self.inject(value, step)
+
+    def inject(self, value: Tensor, step: Step) -> Outcome:
+        """Answer to the logits (b, t, V) of a pass of the trainer."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class FilterLogits(Intervention):
+class FilterLogits(InTraining):
     """Sets all but the likeliest logits to -inf in every pass except sampling.
 
     A sampled token outside has log-probability -inf in two passes, and -inf - (-inf) is NaN. The
@@ -160,14 +172,11 @@ class FilterLogits(Intervention):
     """
 
     name = "filter_logits"
-    stage = Stage.LOGITS
 
     keep: Annotated[int, AtLeast(1)] = 10
     """Tokens that are kept at each position."""
 
-    def __call__(self, value: Tensor, step: Step) -> Outcome:
-        if step.note == "sampling":
-            return Outcome(value)
+    def inject(self, value: Tensor, step: Step) -> Outcome:
         smallest = value.topk(min(self.keep, value.shape[-1])).values[..., -1:]
         reason = Sentence("all but the {} likeliest tokens set to -inf", self.keep)
         return Outcome(value.masked_fill(value < smallest, -torch.inf), Verdict.CHANGED, reason)
@@ -253,18 +262,15 @@ class UnscoredAsZero(Intervention):
 
 
 @dataclass(frozen=True)
-class PaddedPositions(Intervention):
+class PaddedPositions(InTraining):
     """Counts positions from the first column of padding in all passes but sampling, as GPT-2 without `position_ids`."""
 
     name = "padded_positions"
-    stage = Stage.LOGITS
 
     more: Annotated[int, AtLeast(0)] = 0
     """Columns of padding before the longest prompt, as in a trainer that pads to a fixed width."""
 
-    def __call__(self, value: Tensor, step: Step) -> Outcome:
-        if step.note == "sampling":
-            return Outcome(value)
+    def inject(self, value: Tensor, step: Step) -> Outcome:
         with step.policy.register_forward_pre_hook(self.count, with_kwargs=True):
             logits, _ = plain_pass(step.policy, known(step.batch, "batch"))
         return Outcome(logits, Verdict.CHANGED, Sentence("positions count the padding and {} columns more", self.more))
@@ -276,18 +282,15 @@ class PaddedPositions(Intervention):
 
 
 @dataclass(frozen=True)
-class LargeActivations(Intervention):
+class LargeActivations(InTraining):
     """Makes what enters the last product of each MLP large, in fp16 inf, and divides the result: the same function."""
 
     name = "large_activations"
-    stage = Stage.LOGITS
 
     factor: Annotated[float, Between(0)] = 65536.0
     """A power of 2 changes no other rounding."""
 
-    def __call__(self, value: Tensor, step: Step) -> Outcome:
-        if step.note == "sampling":
-            return Outcome(value)
+    def inject(self, value: Tensor, step: Step) -> Outcome:
         with ExitStack() as hooks:
             for name, module in step.policy.named_modules():
                 if name.endswith(("mlp.c_proj", "mlp.down_proj")):
