@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -15,7 +16,7 @@ import torch
 from grpo_lab.errors import ConfigError, NotYet
 from grpo_lab.grading.sandbox import box
 from grpo_lab.grading.sandbox.box import BUBBLEWRAP, FIRST_USER, PROCESS, Failed, Sandbox, Tier, closed_folder
-from grpo_lab.grading.sandbox.confinement import PACKAGE, Limits, descendants
+from grpo_lab.grading.sandbox.confinement import PACKAGE, Limits, descendants, mappings_of, memory_of, shares_of
 from grpo_lab.paths import labs_directory
 from tests.grading import hostile
 from tests.grading.hostile.world import World
@@ -274,6 +275,23 @@ def answer():
     return sorted(os.readlink(f"/proc/self/fd/{number}").split(":")[0] for number in numbers)
 """
     assert given_by(sandbox, source) == ["/dev/null"] * 4 + ["pipe"]
+
+
+def test_an_interrupted_answer_does_not_reply_to_the_next_request(sandbox, monkeypatch):
+    def interrupted(process):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(box, "memory_of", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            given_by(sandbox, "import time\n\ndef answer(): time.sleep(2)")
+    assert given_by(sandbox, "def answer(): return 5") == 5
+
+
+def test_the_memory_of_a_process_that_has_ended_is_none():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert memory_of(process.pid) == shares_of(process.pid) == mappings_of(process.pid) == 0
 
 
 def test_what_comes_out_is_plain_data_to_the_bit(sandbox):

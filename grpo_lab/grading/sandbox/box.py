@@ -183,7 +183,7 @@ class Sandbox:
         self._start()
         try:
             replies, over = self._exchange(json.dumps(request).encode())
-        except Failed:
+        except BaseException:  # an interrupt too: what is left of this answer must not reply to the next request
             self.close()
             raise
         return _read(replies, over, count)
