@@ -23,19 +23,19 @@ RATE = "optimizer.learning_rate=*0.01"
 def checked(tmp_path, call):
     """`checked(cure, decoy)`: the exit code and the table of a scenario of one's own with these claims."""
 
-    def run(cure, decoy, cause=CAUSE, seeds="1", heal=""):
+    def run(cure, decoy, cause=CAUSE, seeds="1", heal="", first="0"):
         text = DECOYS.sub(f'decoys = [["{decoy}"]]', CURES.sub(f'cures = [["{cure}"]]', cause)).replace(HEALS, heal)
         (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
-        code, out, err = call("scenarios", tmp_path / "mine.toml", "--check", "--seeds", seeds)
+        code, out, err = call("scenarios", tmp_path / "mine.toml", "--check", "--seeds", seeds, "--first", first)
         return code, out + err
 
     return run
 
 
 def test_right_claims_hold(checked):
-    code, said = checked(GUARD, RATE, seeds="2")
+    code, said = checked(GUARD, RATE, seeds="2", first="5")
     assert code == 0 and "wrong" not in said
-    assert said.count("2 of 2") == 3
+    assert said.count("2 of 2") == 3 and "seeds 5–6" in said
 
 
 @pytest.mark.parametrize(("cure", "decoy", "named"), [(RATE, RATE, FAILS), (GUARD, GUARD, STOPPED)])

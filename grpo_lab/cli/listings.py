@@ -27,6 +27,7 @@ def scenarios(
     as_json: AsJson = False,
     check: Annotated[bool, Option("--check", help="Try its failure, cures, heals and decoys.")] = False,
     seeds: Annotated[int, Option(min=1, max=100, help="Seeds of --check.")] = 3,
+    first: Annotated[int, Option(min=0, help="The first seed of --check.")] = 0,
 ) -> None:
     """List the failures that can be reproduced, or describe one: what stops it, what heals it, and why.
 
@@ -40,29 +41,29 @@ def scenarios(
         return console.say_list(as_json, map(asdict, found), ["scenario", "failure", "source"], rows)
     case = catalog.scenario(name)
     if check:
-        _check(case, seeds)
+        _check(case, range(first, first + seeds))
     elif as_json:
         console.say_json(asdict(case))
     else:
         _describe(case)
 
 
-def _check(case: catalog.Scenario, seeds: int) -> None:
+def _check(case: catalog.Scenario, seeds: range) -> None:
     """Print each claim with its result on each seed; exit code 1 if one does not hold."""
     from grpo_lab.analysis.matrix import EXPECTED, claims
 
     rows, wrong = [], 0
     with console.progress() as bars:
         task = bars.add_task("trying", total=None, note="")
-        for claim in claims(case, range(seeds)):
+        for claim in claims(case, seeds):
             wrong += not claim.holds
             promised = EXPECTED[claim.kind]
             others = sorted({*claim.results} - {promised})
-            kept = f"{claim.results.count(promised)} of {seeds}"
+            kept = f"{claim.results.count(promised)} of {len(seeds)}"
             told = f"wrong: {', '.join(others)}" if others else ""
             rows.append([claim.kind, ", ".join(claim.change), promised, kept, told])
             bars.update(task, advance=1, note=claim.kind)
-    console.out.print(console.table([["", "change", "promised", "seeds", ""], *rows]))
+    console.out.print(console.table([["", "change", "promised", f"seeds {seeds[0]}–{seeds[-1]}", ""], *rows]))
     if wrong:
         console.say(f"{wrong} of {len(rows)} claims do not hold: correct the .toml, or try other settings")
         raise typer.Exit(1)
