@@ -161,5 +161,5 @@ CHECKS = {
         # AdamW divides by the size of its gradients: the same factor on all of them moves the weights equally far.
         (permuted("earlier", "gradient"), scaled("norm", "limit", "earlier", "gradient")),
     ),
-    "minimal_set": Values(("guards",), minimal_set),
+    "minimal_set": Values(("guards",), minimal_set, scoreboard=True),
 }
