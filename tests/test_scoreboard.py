@@ -44,12 +44,12 @@ def test_every_tried_set_is_kept_with_what_it_stopped_and_cost_and_the_fewest_gu
     _, none, one, two = lab.scoreboard().rows()
     steps = 7 + preset("smoke").run.num_steps
     assert none[:3] == ["0: –", "0/1: –", f"0/{steps}"] and none[4] == "✗ 2/3"
-    assert one[:3] == ["1: skip_spikes {'threshold': 11.0}", "1/1: bad-batch", f"1/{steps}"] and one[4] == "✓ 3/3"
+    assert one[:3] == ["1: skip_spikes(threshold=11.0)", "1/1: bad-batch", f"1/{steps}"] and one[4] == "✓ 3/3"
     assert two[:3] == ["2: skip_spikes, warm_up", "1/1: bad-batch", f"1/{steps}"] and two[4] == "✗ 2/3"
     before, after = one[3].split(" → ")
     assert 0 <= float(before) <= 1 and 0 <= float(after) <= 1
     board = Lab("sample").scoreboard()  # a new kernel
-    assert repr(board).splitlines()[2].startswith("1: skip_spikes {'threshold': 11.0}")
+    assert repr(board).splitlines()[2].startswith("1: skip_spikes(threshold=11.0)")
     assert "<td" in board._repr_html_() and repr(board) in capsys.readouterr().out
 
 

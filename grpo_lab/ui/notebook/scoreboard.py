@@ -46,7 +46,7 @@ class Scoreboard:
         failures = {run: found.right for found in findings for run in runs.steps if found.what.startswith(f"{run}: ")}
         rewards = [reward for run, each in runs.rewards.items() if run not in failures for reward in each]
         tried = {
-            "guards": sorted(f"{name} {each}" if each else name for name, each in settings.items()),
+            "guards": sorted(_words(name, each or {}) for name, each in settings.items()),
             "failures": failures,
             "steps": [runs.refused.total(), runs.steps.total()],
             "rewards": [fmean(each) for each in (rewards[0::2], rewards[1::2]) if each],
@@ -81,3 +81,7 @@ class Scoreboard:
 
     def _repr_html_(self) -> str:
         return html.fill("scoreboard", self.rows())
+
+
+def _words(name: str, settings: Mapping[str, Any]) -> str:
+    return name + f"({', '.join(f'{key}={value}' for key, value in settings.items())})" * bool(settings)
