@@ -105,6 +105,7 @@ LONG = "\n".join(f"    x = {n}" for n in range(13)) + "\n    return x"
         ("import torch\n", "import torch\n" * 9, "16 lines; at most 15"),
         ("return twice", "return (", "was never closed"),
         ("lab.questions()", "# BEGIN SOLUTION\nlab\n# END SOLUTION", "a solution outside an exercise"),
+        ("return twice", "return math.fsum([twice])", r"its cell uses math, and neither imports nor defines it"),
         ('# BEGIN SOLUTION\nanswer = "b"\n# END SOLUTION', "answer", "an exercise without a solution"),
         ("# %%\nlab.questions", '# %% tags=["instructor"]\nlab.questions', "for instructors and holds code"),
         ("print(lab.answer", "1\n# %%exercise x\nprint(lab.answer", "must be its first line"),

@@ -33,7 +33,7 @@ def lab(sample_lab):
 
 def test_a_right_answer_is_kept_and_said(lab, capsys):
     lab.exercise("double", RIGHT)
-    assert capsys.readouterr().out == "Double it: right\n✓ right: three numbers\n"
+    assert capsys.readouterr().out == "Double it: right\n"  # one line
     assert lab.answer("double").double(2) == 4
     assert lab.path("double") == "answers/sample/double.py:double"
     assert lab.path("double", "Other") == "answers/sample/double.py:Other"
@@ -50,6 +50,31 @@ def test_a_wrong_answer_is_shown_and_stops_the_notebook(lab, capsys):
     with pytest.raises(NotYet):
         lab.exercise("double", "def double(x):\n    return 1 / 0\n")  # below the magic's own line
     assert "ZeroDivisionError: division by zero (line 3)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("cell", ["def double(x):\n    return math.fsum([x, x])\n", "double = math.fsum\n"])
+def test_a_name_of_another_cell_is_said_to_be_missing_in_the_file_of_this_one(lab, capsys, cell):
+    with pytest.raises(NotYet) as raised:
+        lab.exercise("double", cell)
+    out = f"{capsys.readouterr().out}{raised.value}"
+    assert "NameError: name 'math' is not defined (line " in out
+    assert "Each exercise is a file of its own" in out and "import or define math in this cell" in out
+
+
+def test_right_rows_are_folded_and_wrong_ones_are_open(lab):
+    exercise = lab.page.exercises["double"]
+    rights = [Finding(True, f"right {n}", "", "", "") for n in range(5)]
+    wrong = Finding(False, "the wrong one", "1", "2", "Twice.")
+    text = feedback_view.as_text(exercise, rights)
+    assert "\n" not in text
+    text = feedback_view.as_text(exercise, [*rights, wrong])
+    assert "✗ not yet: the wrong one" in text and "right 3" not in text and text.endswith("✓ 5 right")
+    for findings in (rights, [*rights, wrong]):
+        html = feedback_view.as_html(exercise, findings)
+        opened, folded = html.partition("<details>")[::2]
+        assert folded.count("<tr>") == 1 + 5 and "right 3" in folded and "right 3" not in opened
+        assert ("the wrong one" in opened) == (wrong in findings) and "the wrong one" not in folded
+        assert opened.count("<table") == (wrong in findings)
 
 
 def test_an_unanswered_cell(lab):
@@ -174,7 +199,7 @@ def test_a_model_answer_comes_after_an_attempt_and_only_there(watched, monkeypat
     lab.exercise("guess", "answer = 'a'")  # a prediction has an outcome, which comes after the run
     with pytest.raises(NotYet):
         lab.exercise("learning_rate", "learning_rate = 'high'")
-    assert ["<details>" in html for html in watched] == [False, True]
+    assert ["Show a model answer" in html for html in watched] == [False, True]
 
 
 @pytest.mark.parametrize("setting", ["GRPO_LAB_NO_ANSWERS", "headless", "no checkout"])
@@ -188,7 +213,7 @@ def test_model_answers_can_be_hidden(watched, monkeypatch, tmp_path, setting):
         monkeypatch.setenv(setting, "1")
     with pytest.raises(NotYet):
         Lab("00_start").exercise("reading", "spike_step = 1\nspike_norm = 2\nreward_noticed = True")
-    assert "feedback" in watched[-1] and "<details>" not in watched[-1]
+    assert "feedback" in watched[-1] and "Show a model answer" not in watched[-1]
 
 
 def test_nothing_of_a_learners_is_html(lab):
@@ -197,7 +222,7 @@ def test_nothing_of_a_learners_is_html(lab):
     exercise = lab.page.exercises["double"]
     html = feedback_view.as_html(exercise, found, evil)
     assert "<script" not in html
-    assert html.count("&lt;script&gt;") == 9
+    assert html.count("&lt;script&gt;") == 8  # a right row has no reason
     assert "✗ not yet" in html
     assert "✓ right" in html
     assert "Double it: not yet, 1 of 2 right" in html

@@ -89,7 +89,7 @@ def execute(
     except (Exception, SystemExit) as raised:
         del sys.modules[module.__name__]
         in_a_file = Sentence("{}: importing it raised {}; mend the file", path, said(raised, path))
-        cell = Sentence("the cell raised {}; correct the cell", said(raised, path))
+        cell = Sentence("the cell raised {}; correct the cell", said_in_cell(raised, path))
         raise _usage(error(cell if in_a_cell else in_a_file)) from raised
     return module
 
@@ -113,3 +113,11 @@ def said(error: BaseException, path: str | Path) -> str:
     line = " ".join(f"{type(error).__name__}: {message}".split()).removesuffix(":")
     line = line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
     return f"{line} (line {lines[-1]})" if lines else line
+
+
+def said_in_cell(error: BaseException, path: str | Path) -> str:
+    """The same for a learner's cell, which is a file: another cell's names are missing in it, also where they run."""
+    if not isinstance(error, NameError) or isinstance(error, UnboundLocalError):
+        return said(error, path)
+    template = "{}. Each exercise is a file of its own: import or define {} in this cell"
+    return Sentence(template, said(error, path), error.name or Sentence("the name"))

@@ -184,7 +184,7 @@ def called(check: Function, function: Any, module: ModuleType, inputs: Mapping[s
     except NotYet:
         raise
     except (Exception, SystemExit) as error:
-        return Given(error=user_code.said(error, str(module.__file__)))
+        return Given(error=user_code.said_in_cell(error, str(module.__file__)))
 
 
 def _plain_or_not(value: Any) -> Given:

@@ -42,7 +42,7 @@ def prediction(letters: str, outcome: str, runs: int = 1, name: str = "answer") 
         why = other_kind(got, "a text") or "A prediction is one of the letters; it need not come true."
         yield Finding(made, "your prediction", shown(got), Sentence("one of {}, in quotes", ", ".join(letters)), why)
 
-    return Prediction((name,), judge, outcome, runs)
+    return Prediction((name,), judge, outcome=outcome, runs=runs)
 
 
 def text(words: int = 5, name: str = "answer") -> Values:

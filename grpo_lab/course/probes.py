@@ -175,14 +175,11 @@ def one_norm(guard: Asked, inputs: Inputs) -> Any:
     return sorted(numbers, key=lambda number: abs(number - inputs["grad_norm"]))[:1]
 
 
-def norms_in_turn(guard: Asked, inputs: Inputs) -> dict[str, Any]:
-    """The verdicts of one guard on consecutive norms, and whether it gives a reason for each."""
+def norms_in_turn(guard: Asked, inputs: Inputs) -> list[str]:
+    """The verdicts of one guard on consecutive norms, each with "+ reason" where the guard gives one."""
     mine = guard()
     outcomes = [_outcome(mine, norm, index) for index, norm in enumerate(inputs["norms"])]
-    return {
-        "verdicts": [Verdict(outcome.verdict).name for outcome in outcomes],
-        "reasons": [bool(outcome.reason) for outcome in outcomes],
-    }
+    return [f"{Verdict(outcome.verdict).name}{' + reason' if outcome.reason else ''}" for outcome in outcomes]
 
 
 def _outcome(guard: Any, norm: float, index: int = 0) -> Outcome:

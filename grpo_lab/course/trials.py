@@ -97,17 +97,17 @@ def _texts(value: Any, what: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-_VIEW: ContextVar[View | None] = ContextVar("the view of the runs of a check", default=None)
+_VIEWS: ContextVar[tuple[View, ...]] = ContextVar("the views of the runs of a check", default=())
 
 
 @contextmanager
 def watched(view: View) -> Iterator[None]:
-    """Show the events of all runs inside to a view."""
-    before = _VIEW.set(view)
+    """Show the events of all runs inside to a view too."""
+    before = _VIEWS.set((*_VIEWS.get(), view))
     try:
         yield
     finally:
-        _VIEW.reset(before)
+        _VIEWS.reset(before)
 
 
 def run(config: Config, seed: int) -> Session:
@@ -115,7 +115,7 @@ def run(config: Config, seed: int) -> Session:
     config = config.with_(*HERE, f"run.seed={seeds.derive(seed, 0, 'trial') % 2**31}")
     with tempfile.TemporaryDirectory(prefix="grpo-lab-") as folder:
         session = Session(config, Path(folder) / "run")
-        session.views += [view] if (view := _VIEW.get()) else []
+        session.views += _VIEWS.get()
         return session.run()
 
 

@@ -58,7 +58,7 @@ panel
 # | gradient norm | below 10 | length of the whole gradient, *before* clipping |
 # | KL | below 1, in nats per token | distance of the policy from the model it started as |
 # | reward | rises, with noise | share of completions that are the right sum |
-# | largest ratio | below 5 | largest factor by which a token's probability has grown since it was sampled; 1 before the first update |
+# | largest ratio | below 5 | how many times as likely a token is now as when it was sampled: the largest of all tokens; 1 before the first update |
 #
 # `METRICS` holds such a description for every metric in the record of a run:
 

@@ -127,8 +127,8 @@ for note in step.links:
 # On our machine it is step 15, and its first update, number 0, is the worst. One token is 9.6 nats from the reference,
 # and the norm is 2,500. Three updates later the token is back and the norm is 2.
 #
-# `log_ratio … [91, 3]` is row 91, token 3. Rows are completions, eight per prompt, so row 91 is the fourth completion of
-# the twelfth prompt. Token 3 comes after three other tokens, so after a three-digit answer it is the end token.
+# The token is the 4th of its completion: after a three-digit answer, this is the end token. The completion is the 4th of
+# the 12th prompt. (The list says `[91, 3]`, because it counts completions and tokens from 0, eight completions a prompt.)
 #
 # <details><summary>Was it the ratio? First read the numbers of update 0, then open this</summary>
 #
@@ -139,8 +139,8 @@ for note in step.links:
 #
 # </details>
 #
-# Two terms of the loss take exp of this distance: the ratio, and the KL estimate. In the recorded run of section 1 it was
-# the other one, at −33.5. To distinguish them you need the gradient of each term for one token.
+# Two terms of the loss take exp of this distance: the ratio, and the KL estimate. In the recorded run of section 1 the KL
+# estimate exploded, at −33.5. To tell which term it is, you need the gradient of each term for one token.
 
 # %% [markdown]
 # ## 5. The side that min leaves open
@@ -173,8 +173,9 @@ for nats in (0.0, 0.5, 5.0, 10.0, 15.0):
 # with three properties is enough for an explosion: it is very unlikely under the denominator, the policy now likes it,
 # and its completion has a negative advantage.
 #
-# Where does the clip bind in a run? With the ratio measured from the policy that sampled, only from the second update of
-# a batch on: at the first, every ratio is 1. So it takes µ ≥ 2; µ = `loss.num_iterations` is 1 by default, and 4 here.
+# When can the clip act in a run? The right ratio is measured from the policy that sampled. At the first update of a batch
+# it is 1 for every token, so the clip can act from the second update on. The number of updates a batch is
+# µ = `loss.num_iterations`, 1 by default and 4 here.
 
 # %%
 # %%exercise reported
@@ -196,16 +197,17 @@ nats = 18.55
 # %% [markdown]
 # ## 6. Which token, through which exp?
 #
-# The other term is $\beta\,(e^d - 1 - d)$ with $d = -\text{log-ratio}$ (here both are measured from the reference). It
-# explodes on the *other* side: for a token that the policy has unlearned. Write a function that names the culprit. The
-# part for the ratio is given; add the part for the KL estimate.
+# The other term is $\beta\,(e^d - 1 - d)$ with $d = -\text{log-ratio}$ (here both are measured from the reference). The
+# ratio explodes for a token that the policy has made far *likelier* than the reference, the KL estimate for one that it
+# has made far *less* likely. Write a function that names the culprit. The part for the ratio is given; add the part for
+# the KL estimate.
 
 # %%
 # %%exercise culprit
 import torch
 
 def culprit(log_ratio, advantages, beta, epsilon=0.2):
-    """(row, token, "ratio" or "kl") of the largest gradient with respect to log_ratio, (B, T)."""
+    """(completion, token, "ratio" or "kl") of the largest gradient by log_ratio, (B, T); both count from 0."""
     ratio, a = log_ratio.exp(), advantages[:, None]
     clipped = ((a > 0) & (ratio > 1 + epsilon)) | ((a < 0) & (ratio < 1 - epsilon))
     of_ratio = (ratio * a).abs().masked_fill(clipped, 0.0)

@@ -44,8 +44,7 @@ lab.panel(recording="cuda-001-smollm2-135m-stable")
 # %% [markdown]
 # The run finished ten rounds with finite weights. The reward on held-out reviews went from 0.14 to 0.19, which is
 # noise for 32 reviews. Remember this result: the guards did all that guards can do.
-
-# %% [markdown]
+#
 # ## 2. Predict
 #
 # The reports end with a "stable" configuration: seven guards, half the learning rate, smaller batches. Here it faces
@@ -75,9 +74,11 @@ answer = "c"
 # ## 3. Seven together
 #
 # Each of the seven has a switch in the tab *Guards* of this panel. The tab also names its cost and the symptoms that it
-# hides.
+# hides. Below the panel, the cell prints what each guard did in the last whole step, and a table of the steps.
 
 # %%
+from grpo_lab.events import Stepped
+
 reported = gl.preset("reported_fix").guards
 panel = lab.panel(
     "nan-passes-threshold",
@@ -85,27 +86,11 @@ panel = lab.panel(
     guards_shown=(*reported, "skip_nonfinite", "clamp_kl"),
 )
 run = await panel.run()
-
-# %%
 print(run.first_break())
-run.records[["step", "verdict", "updates", "grad_norm", "kl", "reward", "weights/nonfinite"]]
-
-# %% [markdown]
-# On our machine no step was skipped. The second norm of step 0 was NaN, `nan > 10` was False, and the update was made.
-# After it all 834,560 weights were NaN, and the sampling of step 1 crashed.
-#
-# What did the other six guards do? The run recorded their actions:
-
-# %%
-from grpo_lab.events import Stepped
-
 last = [event for event in run.events if isinstance(event, Stepped)][-2]
 for action in last.actions:
     print(f"update {action.update}  {action.name:16} {action.verdict:9} {action.reason}")
-
-# %% [markdown]
-# `check_weights`, as reported, *detected* that every weight tensor was broken. It printed a line, and training went on.
-# The log-ratio was clamped, but the KL estimate exploded, and none of the seven guards bounds it.
+run.records[["step", "verdict", "updates", "grad_norm", "kl", "reward", "weights/nonfinite"]]
 
 # %% [markdown] tags=["instructor"]
 # **Ask.** "Which one is to blame, the guard that accepted NaN or the check that only printed?" Fixing either one
@@ -116,30 +101,30 @@ for action in last.actions:
 # nothing.
 
 # %% [markdown]
+# On our machine no step was skipped. The second norm of step 0 was NaN, `nan > 10` was False, and the update was made.
+# After it all 834,560 weights were NaN, and the sampling of step 1 crashed. `check_weights`, as reported, *detected*
+# the broken weights: it printed a line, and training went on. The log-ratio was clamped, but the KL estimate exploded,
+# and none of the seven guards bounds it.
+#
 # ## 4. One at a time
 #
 # A guard can only act on values at its own stage. Here is one failure, a token whose log-ratio is pushed to 100 nats,
-# with one guard after the other. (`%%capture` hides the closing message of each run. The cell after it prints one line
-# per run.)
+# with one guard after the other:
 
 # %%
-# %%capture
-names = ("clip_gradients", "dual_clip", "clamp_log_ratio", "skip_nonfinite", "check_weights")
-tried = {name: lab.run(gl.scenario("zero-times-infinity").config(guards=(name,)), name) for name in names}
+from IPython.utils.capture import capture_output
 
-# %%
-for name, run in tried.items():
-    broken = run.first_break()
+for name in ("clip_gradients", "dual_clip", "clamp_log_ratio", "skip_nonfinite", "check_weights"):
+    with capture_output():  # hides the closing message of the run
+        tried = lab.run(gl.scenario("zero-times-infinity").config(guards=(name,)), name)
+    broken = tried.first_break()
     caught = f"caught by {broken.caught_by or 'no guard'}" if broken else "nothing broke"
-    print(f"{name:16} {run.status:8} after {len(run.records):2} steps, {caught}")
+    print(f"{name:16} {tried.status:8} after {len(tried.records):2} steps, {caught}")
 
 # %% [markdown]
 # Two of them end in a crash. Clipping divides every gradient by a norm that is NaN. Dual clip bounds the ratio *after*
 # `exp`, and backward still multiplies 0 by inf. The other three survive, each at another stage: before `exp`, at the
-# gradient, at the weights. Here is the documentation of one of them:
-
-# %%
-print(gl.GUARDS["clamp_log_ratio"].__doc__)
+# gradient, at the weights. `print(gl.GUARDS["clamp_log_ratio"].__doc__)` shows what a guard stops, costs and hides.
 
 # %%
 # %%exercise alone
@@ -154,16 +139,15 @@ answer = {
 }
 # END SOLUTION
 
-# %% [markdown]
-# Two of the three have several right answers. Refusing the update (`skip_nonfinite`) is the general one, but it gives
-# up the whole batch; a guard nearer to the cause saves the rest of the batch. The fp16 failure has only one right
-# answer: its gradient is healthy, so a guard that looks at gradients cannot see it.
-
 # %% [markdown] tags=["instructor"]
 # **Board.** Draw the stages in a row: coefficients, sampling, probabilities, rewards, advantages, logits, batch,
 # log-ratio, KL, loss, gradients, weights. Put each guard at its stage. Ask the class what can still go wrong after it.
 
 # %% [markdown]
+# Two of the three have several right answers. Refusing the update (`skip_nonfinite`) is the general one, but it gives
+# up the whole batch; a guard nearer to the cause saves the rest of the batch. The fp16 failure has only one right
+# answer: its gradient is healthy, so a guard that looks at gradients cannot see it.
+#
 # ## 5. A guard that saves a run
 #
 # The failures so far were over in a few steps. Now the same fault hits a run that learns: right loss, right rate, 60
@@ -194,23 +178,17 @@ doomed = await rescue.run()
 # %% [markdown]
 # It crashes in step 21. Now save it: the next cell keeps the dead run in the plot and starts another with the same seed,
 # at two steps a second. **While it runs, and before step 20, switch `clamp_log_ratio` on in the tab *Guards*.** Then
-# choose full speed in the menu *pace*.
-
-# %%
-rescue.keep("no guard")
-saved = await rescue.run()
-
-# %% [markdown]
-# If you were too late, the next cell does the same in code. Then it prints what the record of your run says.
+# choose full speed in the menu *pace*. If you are too late, the cell does the same in code.
 
 # %%
 from grpo_lab.runs.summary import summary
 
-if saved.crash:
+rescue.keep("no guard")
+saved = await rescue.run()
+if saved.crash:  # you were too late
     rescue.start()
     rescue.switch("clamp_log_ratio", True)
     saved = await rescue.run()
-
 print(summary(saved.events))
 for event in saved.events:
     for action in event.actions if isinstance(event, Stepped) else ():
@@ -228,14 +206,6 @@ acted = 20
 held_out = 0.625
 # END SOLUTION
 
-# %% [markdown]
-# On ten seeds the guarded run goes from a held-out reward of 0.22–0.33 to 0.58–0.72, and a run without the fault
-# reaches about the same. The answer is **c**: the guard acted once, on one token.
-#
-# Compare this with the recorded run of section 1. There the loss is wrong in every step: four guards keep the run alive,
-# and it learns nothing. Here one value was wrong in one step, and one guard was enough. **A guard saves what a run can
-# learn only if everything else in the run is right.**
-
 # %% [markdown] tags=["instructor"]
 # **Show.** Press Reset and Start, and switch `skip_nonfinite` on instead: the run is saved too, at the price of one batch
 # (0.61 to 0.70 on eight seeds). With `dual_clip` it crashes. Then be late, during step 20: the next sampling crashes
@@ -243,12 +213,17 @@ held_out = 0.625
 # skip costs 128 completions, and does not care where the NaN came from.
 
 # %% [markdown]
+# On ten seeds the guarded run goes from a held-out reward of 0.22–0.33 to 0.58–0.72, and a run without the fault
+# reaches about the same. The answer is **c**: the guard acted once, on one token.
+#
+# In the recorded run of section 1 the loss is wrong in every step: no guard can make it teach. Here one value was wrong
+# in one step. **A guard saves what a run can learn only if everything else in the run is right.**
+#
 # ## 6. Your own guard
 #
 # A threshold of 10 does not fit every run. In this scenario the code forgets to divide by fp16's loss scale. The norm
 # is a hundred thousand from the first step on. The training is no worse for it, because AdamW ignores the scale of the
-# gradient. (Sixteen steps of four prompts are noisy: the panel may say *reward lost*. On 200 held-out sums the run goes
-# from 0.285 to 0.325, and with a right scale to 0.330.)
+# gradient: on 200 held-out sums the run goes from 0.285 to 0.325 in sixteen steps, and with a right scale to 0.330.
 
 # %%
 level = lab.panel("lost-unscale", guards=("skip_spikes",), overrides=("run.num_steps=16",), controls=("learning_rate",))
@@ -278,29 +253,25 @@ class SkipJumps(Intervention):
         return Outcome(value, Verdict.SKIP_STEP, exceeds("grad norm", norm, self.factor * (largest or 1.0)))
         # END SOLUTION
 
-# %% [markdown]
-# Your class is in a file, and the config takes its path. Try it first on the run in which the threshold refused
-# everything, then on a run with a corrupt sample:
-
 # %%
+# Your class is in a file, and the config takes its path. First the run in which the threshold refused every step:
 mine = {lab.path("guard"): {}}
 free = lab.panel(gl.scenario("lost-unscale").config().with_("run.num_steps=16").with_guards(mine), controls=("learning_rate",))
 trained = await free.run()
 print("updates made:", trained.records["updates"].sum(), "of", len(trained.records))
 
-# %%
+# Then a run with a corrupt sample:
 corrupt = lab.run(gl.scenario("bad-batch").config().with_guards(mine), "bad_batch")
 corrupt.records[["step", "verdict", "grad_norm", "kl", "reward"]]
 
 # %% [markdown]
-# Your guard refused one step, the one with a norm above a thousand. The reward of that step looks normal: it was
-# computed before the sample was damaged.
+# In the second run your guard refused one step, the one with a norm above a thousand. The reward of that step looks
+# normal: it was computed before the sample was damaged.
 #
 # What does your guard hide? A slowly growing norm raises the limit step by step, and a run that begins with its largest
 # norm is never stopped. `skip_outliers` compares with the median of the last fifty norms instead. Read its docstring to
 # see the cases it handles.
-
-# %% [markdown]
+#
 # ## 7. The effect of a skipped update
 #
 # The reported guard sets the gradient to zero. Does the update then do nothing? Write the code that follows the guard's
@@ -320,32 +291,27 @@ def update_or_skip(optimizer, norm, limit):
     return False
     # END SOLUTION
 
-# %% [markdown]
-# (In the report's own lines no weight moves, because `step` is in the other branch. Shortened versions zero the
-# gradient and call `step` all the same. Then AdamW's first moment moves every weight.)
-
 # %% [markdown] tags=["instructor"]
 # **Show.** Use one weight, AdamW at 0.1, one step with gradient 0.5, then one with gradient 0: the weight moves again,
 # by about two thirds of the first step. **Say.** "In this repository an update is a transaction: an update refused
 # before `step` leaves no trace in weights or moments."
 
 # %% [markdown]
+# (In the report's own lines no weight moves, because `step` is in the other branch. Shortened versions zero the
+# gradient and call `step` all the same. Then AdamW's first moment moves every weight.)
+#
 # ## 8. A guard can hide a failure
 #
-# You run the loss of TRAIN-001 in fp32 at a rate that is far too high, twice: without a guard (A), then with the KL
-# clamped at 10 nats (B). One plot shows both.
+# You run the loss of TRAIN-001 in fp32 at a rate that is far too high, twice: without a guard, then with the KL clamped
+# at 10 nats. One plot shows both.
 
 # %%
 too_fast = ("run.num_steps=8", "data.num_prompts=4", "loss.num_iterations=4", "optimizer.learning_rate=0.02")
 hiding = lab.panel(preset="original", guards=(), overrides=too_fast, guards_shown=("clamp_kl", "skip_spikes"))
 unguarded = await hiding.run()
-
-# %%
-hiding.keep("A: no guard")
+hiding.keep("no guard")
 hiding.switch("clamp_kl", True)
 guarded = await hiding.run()
-
-# %%
 for name, one in (("no guard", unguarded), ("clamp_kl", guarded)):
     table = one.records
     print(f"{name:9} largest norm {table['grad_norm'].max():10,.0f}   reward at the end {table['reward'].iloc[-1]:.2f}")
@@ -375,8 +341,7 @@ for name, guard in gl.GUARDS.items():
 # In this project's matrix (24 failures, 19 guards, 3 seeds) the guards of the reports cost a healthy run 0.03 of the
 # 0.26 of reward that it gains in thirty steps; safe sampling causes most of this cost. The other cost is a false alarm:
 # a guard refuses a healthy step. You saw sixteen false alarms in section 6.
-
-# %% [markdown]
+#
 # ## 10. The smallest set
 #
 # Now choose a set. The check runs your guards with fresh seeds on three failures (a corrupt sample, three times;
@@ -386,8 +351,9 @@ for name, guard in gl.GUARDS.items():
 # - no crash, no broken weight, no symptom in an accepted step, and at least half of the steps accepted,
 # - the healthy run learns, no guard acts in it, and its gradient is the same as without guards.
 #
-# So neither "skip everything" nor "switch on everything" passes. The check trains fifty short steps and takes about ten
-# seconds.
+# The check trains fifty short steps and takes about ten seconds. Each set that you try adds a row to a scoreboard, fewest
+# guards first: the failures that it stopped, the steps that it refused, and the held-out reward of the healthy run.
+# Begin with `guards = ()`, for a row to compare with. `lab.scoreboard()` shows the scoreboard again.
 
 # %% tags=["slow"]
 # %%exercise minimal_set
@@ -396,99 +362,78 @@ for name, guard in gl.GUARDS.items():
 guards = ("skip_spikes", "representable_epsilon")
 # END SOLUTION
 
-# %% [markdown]
-# Two guards are enough here. A threshold written as `norm <= 10` refuses both spikes and NaN. The second guard fixes a
-# failure that happens after the gradient. The preset `stable` has four guards, because it covers more failures: it adds
-# a warm-up for rates that need one, and `clamp_kl`, because a refused batch teaches nothing. It stops nine of the 24
-# failures in the matrix on every seed. No guard there can stop ten others: their numbers are finite and wrong.
-
 # %% [markdown] tags=["instructor"]
 # **Typical wrong sets.** *skip_nonfinite, representable_epsilon, clamp_kl* (`stable` without warm-up): some corrupt
 # samples pass a clamp at 10. *The same with `limit` 2 or 5*: acts on the healthy run. *skip_outliers*: judges only
 # after ten accepted norms, but the bad sample comes in step 5. *All guards*: clipping shrinks the gradient, and safe
 # sampling turns it.
 #
-# **Say at the end.** "A guard keeps the run alive until you have read its reasons. It is not a cure."
+# **Say.** "A guard keeps the run alive until you have read its reasons. It is not a cure."
+#
+# **Results of section 11** (one seed). 1: no. Five steps are rolled back, each because of the same NaN, and the sixth
+# stops the run: patience 5. 2: the column `weights/nonfinite` shows all 834,560 with the clip and one without it, and the
+# next sampling crashes all the same.
 
 # %% [markdown]
+# Two guards are enough here. A threshold written as `norm <= 10` refuses both spikes and NaN. The second guard fixes a
+# failure that happens after the gradient. The preset `stable` has four guards, because it covers more failures: it adds
+# a warm-up for rates that need one, and `clamp_kl`, because a refused batch teaches nothing. It stops nine of the 24
+# failures in the matrix on every seed. No guard there can stop ten others: their numbers are finite and wrong.
+#
 # ## 11. Try other settings
 #
-# 1. In the first panel: `check_weights` with `then=roll_back` instead of the reported `warn`. Does the run reach its
-#    end?
-# 2. `clip-spreads-nan` in a panel, with and without its clip: how many weights are broken after step 1?
+# 1. In the panel of section 3: `panel.set("guards.check_weights.then=roll_back")` instead of the reported `warn`, then
+#    Start. Does the run reach its end?
+# 2. `lab.panel("clip-spreads-nan")`, with and without its clip: how many weights are broken after step 1?
 # 3. Your guard with `factor = 2`: on which failures is it better, and when does it refuse a healthy step?
-
-# %%
-panel.keep("as reported")
-panel.set("guards.check_weights.then=roll_back")
-await panel.run()
-
-# %% [markdown] tags=["instructor"]
-# **Results** (one seed). 1: no. Five steps are rolled back, each because of the same NaN, and the sixth stops the run:
-# patience 5. 2: the column `weights/nonfinite` shows all 834,560 with the clip and one without it, and the next sampling
-# crashes all the same.
-
-# %% [markdown]
+#
 # ## 12. Take the guard home
 #
-# Your own training loop is not this one. Here is a plain one of PyTorch: it teaches the tiny model to write sums, by
-# cross-entropy on `12+7=19`. In step 5 one element of one gradient becomes NaN. `update` makes the update. First run it
-# without a guard:
+# Your own training loop is not this one. Here is a plain one of PyTorch: it teaches a linear layer to sum eight numbers.
+# In step 5 one element of its gradient becomes NaN. `update` makes the update.
+#
+# The second cell runs this loop twice. With `bare`, without a guard, the NaN reaches one weight, then the next loss, and
+# through this loss every weight. `guards.step` takes the place of both lines of `bare`: it sees the gradients before the
+# update and the weights after it. With `events` it writes a run folder, which `Session.open` reads, and so does
+# `grpo-lab trace` in a terminal.
 
 # %%
 import torch
-from grpo_lab.models.loading import load
-from grpo_lab.tasks.tasks import addition
 
-sums = addition()
+def my_loop(update):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for step in range(10):
+        inputs = torch.randn(64, 8)
+        loss = (model(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
+        loss.backward()
+        if step == 5:
+            model.weight.grad[0, 0] = torch.nan
+        update(model, optimizer)
+    broken = sum(int(weight.isnan().sum()) for weight in model.parameters())
+    print(f"loss {loss.item():.2f}, weights that are NaN: {broken} of 9")
 
-def loss_of(model, tokenizer, step):
-    rows = [problem.prompt + problem.columns["answer"] for problem in sums.batch(seed=0, step=step, num_prompts=16)]
-    tokens = tokenizer(rows, padding=True, return_tensors="pt")
-    wanted = tokens["input_ids"].masked_fill(tokens["attention_mask"] == 0, -100)[:, 1:]
-    return torch.nn.functional.cross_entropy(model(**tokens).logits[:, :-1].transpose(1, 2), wanted)
+# %%
+from grpo_lab.runs.run_folder import new_folder
 
 def bare(model, optimizer):
     optimizer.step()
     optimizer.zero_grad()
 
-# %%
-def my_loop(update):
-    model, tokenizer = load("tiny", "fp32", "cpu")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    for step in range(10):
-        loss = loss_of(model, tokenizer, step)
-        loss.backward()
-        if step == 5:
-            model.transformer.wte.weight.grad[0, 0] = torch.nan
-        update(model, optimizer)
-    broken = sum(int(weight.isnan().sum()) for weight in model.parameters())
-    print(f"loss {loss.item():.2f}, weights that are NaN: {broken:,} of {model.num_parameters():,}")
-
-my_loop(bare)
-
-# %% [markdown]
-# One NaN in one gradient made one weight NaN; the next loss was NaN, and then all gradients and weights but those of
-# positions that no text reaches. Now the same loop with two guards. `guards.step` takes the place of both lines of
-# `bare`: it sees the gradients before the update and the weights after it, and a refused update leaves no trace in
-# weights and moments, as in section 7. With `events` it writes a run folder:
-
-# %%
-from grpo_lab.runs.run_folder import new_folder
-
 home = new_folder(lab.runs / "at_home")
 guards = gl.Guards("skip_nonfinite", "check_weights", events=home)
+my_loop(bare)
 my_loop(guards.step)
 guards.close()
-
-# %% [markdown]
-# The folder is a run like every other in this course. `Session.open` reads it, and so does `grpo-lab trace` in a
-# terminal:
-
-# %%
 at_home = gl.Session.open(home)
 print(at_home.first_break())
 at_home.records[["step", "verdict", "grad_norm"]]
+
+# %% [markdown] tags=["instructor"]
+# **Ask.** "Which guards of this lab can a loop hold that only sees gradients?" Those of the last two stages on the
+# board. A guard nearer to the cause must be passed its value: `guards.at("log_ratio", log_ratio)`. **Say.** "TRL's own
+# `GRPOConfig(delta=…)` is dual clip: it clamps after `exp`, so section 4 applies to it."
 
 # %% [markdown]
 # In TRL it takes two lines. A callback holds the ten guards of gradients and weights in any trainer of transformers:
@@ -504,13 +449,7 @@ at_home.records[["step", "verdict", "grad_norm"]]
 # ```
 #
 # The page *your-own-trainer* in docs says what each guard can and cannot do in each of these.
-
-# %% [markdown] tags=["instructor"]
-# **Ask.** "Which guards of this lab can a loop hold that only sees gradients?" Those of the last two stages on the
-# board. A guard nearer to the cause must be passed its value: `guards.at("log_ratio", log_ratio)`. **Say.** "TRL's own
-# `GRPOConfig(delta=…)` is dual clip: it clamps after `exp`, so section 4 applies to it."
-
-# %% [markdown]
+#
 # ## 13. Ask yourself
 
 # %%

@@ -115,17 +115,17 @@ rows |= {name: ESTIMATORS[name](delta) for name in ("k1", "k2", "hinge")}
 pd.DataFrame(rows, index=[f"{value:g}" for value in delta.tolist()])
 
 # %% [markdown]
-# Rows are $\delta$. With `exp` the values at -0.0003 and 0.0001 are rounding noise: several times too large, and 0.
-# (For other numbers they are negative.) Your values are right: 4.5e-8 and 5e-9. At 89 nats k3 is inf in either form:
-# e⁸⁹ exceeds the largest fp32 number (in fp16 the limit is 11.1 nats). Look at -5: the policy is likelier by $e^5$, and
-# the hinge returns 0.
+# Each line of the table is a value of $\delta$. With `exp`, the results at -0.0003 and 0.0001 are rounding noise: the
+# first is several times too large, the second is 0, and at some other $\delta$ they are negative. Your results are right:
+# 4.5e-8 and 5e-9. At 89 nats k3 is inf in either form: e⁸⁹ exceeds the largest fp32 number (in fp16 the limit is 11.1
+# nats). Look at -5: the policy finds the token $e^5$ times as likely as the reference does, and the hinge returns 0.
 #
 # ## 3. Which quantity does the loss pull on?
 #
 # Training adds `beta * estimate` of the sampled tokens to the loss and differentiates it. Sampling is not
-# differentiated, because the tokens exist before the loss. With seven tokens the mean over all draws is a sum of seven
-# terms, so you can compute the pull without noise: **multiply probability and estimate, add up, and differentiate with
-# the probability held fixed.**
+# differentiated, because the tokens exist before the loss. Take a vocabulary of seven tokens. The mean over all draws is
+# then a sum of seven terms, so you can compute the pull without noise: **multiply probability and estimate, add up, and
+# differentiate with the probability held fixed.**
 
 # %%
 # %%exercise expected_gradient
@@ -219,7 +219,7 @@ pd.DataFrame(moved).round(2)
 # <details><summary>Our measurement, over eight seeds</summary>
 #
 # The exact KL: k1 in the loss 1.2 to 3.7, **k1 in the reward 0.5 to 0.9**, REINFORCE++ 0.4 to 0.8, GSPO, whose k3 stays
-# in the loss, 0.7 to 1.1. Where the KL is paid decides whether k1 pulls. The reward stays low in all of them: the rate
+# in the loss, 0.7 to 1.1. So k1 pulls in the reward, and not in the loss. The reward stays low in all of them: the rate
 # is too high, and no algorithm changes that.
 #
 # </details>

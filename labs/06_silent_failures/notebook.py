@@ -144,9 +144,9 @@ rows = ["completions/mean_length", "ratio/max", "kl", *gap]
 pd.DataFrame({name: runs[name].records[rows].mean() for name in ("yours", "padding")}).round(3)
 
 # %% [markdown]
-# The ratio is 1 in both runs, because it compares two passes with the same mistake. Two rows reveal the mistake. All
-# completions have the same length, and sampler and trainer differ by about 12.5 nats at most, on average over the
-# steps, because the sampler never drew those tokens.
+# The ratio is 1 in both runs, because it compares two passes with the same mistake. Two numbers reveal the mistake: all
+# completions have the same length, and sampler and trainer differ by 12.5 nats at the worst token of a step (a mean over
+# the steps), because the sampler never drew the padding.
 #
 # ## 4. The sampler's own log-probabilities
 #
@@ -165,9 +165,9 @@ def mismatch(old_logprobs, sampling_logprobs, mask):
 
 
 # %% [markdown]
-# The next run has a temperature that never reaches the sampler. The configured 0.5 is used for every log-probability,
-# but the sampler does not read the place where it is set (transformers printed a warning about this). So completions
-# are drawn at temperature 1.
+# The next run has a temperature that never reaches the sampler. The trainer computes every log-probability at the
+# configured 0.5. The sampler does not read this setting (transformers printed a warning about this) and draws completions
+# at temperature 1.
 
 # %%
 panel = lab.panel("temperature-ignored")
@@ -226,9 +226,9 @@ table.round(4)
 # Each column is a run, with means over eight steps. Take your time. In each row, which number differs from the others?
 #
 # Compare `no_spread` with `zeroed`: **nothing moves in either**. Without spread every advantage is 0, and the KL term has no
-# gradient while policy and reference are equal. Only the share of groups without spread tells the two apart. An earlier
-# version of this trainer rounded the reference's pass otherwise than the policy's. AdamW divides by the size of the gradient:
-# it made of that rounding moves of four fifths of the healthy size.
+# gradient while policy and reference are equal. Only the share of groups without spread tells the two apart. (In an earlier
+# version of this trainer the passes of policy and reference were rounded differently. AdamW divides by the size of the
+# gradient, so this rounding alone moved the weights four fifths as far as a healthy gradient.)
 #
 # Write your observations as a function. It gets the record of a run, a dictionary such as `table["dropout"].to_dict()`,
 # and returns the name of the cause. The check passes fourteen records that you have not seen.
@@ -289,7 +289,8 @@ pd.concat(tables, axis=1).round(4)
 # Compare the two columns `reward`: they are equal to the last digit, although one run learns at half the rate. The
 # samples do not depend on the updates, so this reward says nothing about the policy. It stays near its first value for
 # ever, while the policy moves away without being sampled. The ratio is 1, because the trainer computes both of its
-# passes. Only the gap shows the failure. It is 0 in the first step: a wrong temperature has a gap there already.
+# passes. Only the gap shows the failure: it is 0 in the first step, and grows. With a wrong temperature it is large from the
+# first step on.
 #
 # **A reward for the format.** Two reward functions are added up: 1 for the right answer, 2 for a completion of two
 # digits. The author looked at a few examples, and their answers had two digits. Half of the answers have three. What

@@ -62,7 +62,7 @@ lab.panel(recording="lecture-verl-nan-logprob")
 #
 # You will run lab 3's loss four times: with fp32 weights, with fp16 weights, with bf16 weights, and with fp32 weights
 # under fp16 autocast. The last one is the usual form of mixed precision. The rate is 2e-2, seventy times higher than in
-# lab 3, so that each format meets a distance of many nats in the first step.
+# lab 3: within the first step, tokens move many nats away in each format.
 
 # %%
 # %%exercise forecast
@@ -93,9 +93,9 @@ for precision, run in four.items():
 # <details><summary>Our measurement: open it after your run</summary>
 #
 # An overflow kills this run, so the range of the format decides, not its digits. bf16 has the same range as fp32, and
-# like fp32 it survives, with a huge norm (1,000, and 1,700 in fp32). The last run also met numbers that are not finite:
-# its closing message names `grad_scaler`; the table leaves them out. It survives because the loss scaler checks the
-# gradients before the update; part 4 explains it.
+# like fp32 it survives, with a huge norm (1,000 in bf16, 1,700 in fp32). The run under autocast had gradients that are not
+# finite. The table leaves them out, but the run's closing message names `grad_scaler`: the loss scaler checks the gradients
+# before the update. So this run survives; part 4 explains it.
 #
 # </details>
 
@@ -207,8 +207,8 @@ print(run.first_break())
 
 # %% [markdown]
 # The sampler draws from all tokens, but the trainer's passes keep only the ten likeliest. After some steps a sampled
-# token is not among them. Its log-probability is −inf in the pass that computes `old_log_prob`, and −inf in the
-# training pass:
+# token is not among them. Then both passes of the trainer give it a log-probability of −inf: the one that computes
+# `old_log_prob`, and the one that is trained:
 
 # %%
 inf = torch.tensor(math.inf)
@@ -287,7 +287,7 @@ guards = ("drop_nonfinite_samples",)
 # Did you try `skip_nonfinite`? It keeps every weight finite, but makes only one to four updates in twelve steps. Did
 # you try both clamps, `("clamp_log_ratio", "clamp_kl")`? They give the strangest result of this lab: the loss is NaN
 # and the gradient is finite. A clamp passes a gradient back only for inputs inside its limits, and NaN is not inside.
-# This is the reverse of lab 3.
+# (In lab 3 the loss was finite, and the gradient NaN.)
 
 # %%
 panel.keep("unguarded")
@@ -309,9 +309,9 @@ spike
 spiked = await spike.run()
 
 # %% [markdown]
-# One completion of 32 was damaged between sampler and trainer. The KL rises by a factor of tens of thousands and the
-# norm by hundreds for one step. The reward was computed earlier and shows nothing. Now test each remedy of the table
-# alone.
+# One completion of 32 was damaged between sampler and trainer. For one step the KL is tens of thousands of times as large
+# as before, and the norm hundreds of times. The reward was computed earlier and shows nothing. Now test each remedy of
+# the table alone.
 
 # %%
 remedies = {
@@ -374,9 +374,9 @@ mine = "cispo"
 {name: lab.run(filtered.with_algorithm(name), name).status for name in ("reinforce_plus_plus", mine)}
 
 # %% [markdown]
-# In that run, sampler and trainer disagreed about which tokens exist. In `temperature-ignored` they disagree about their
+# In part 5, sampler and trainer disagreed about which tokens exist. In `temperature-ignored` they disagree about their
 # probabilities: the sampler draws at temperature 1, and the trainer computes at 0.5. Truncated importance sampling
-# (`tis`) weights each token by trainer / sampler, at most 2. Compare it with one temperature for both. Which row do you
+# (`tis`) weights each token by trainer / sampler, at most 2. Compare it with one temperature for both. Which number do you
 # expect to change?
 
 # %% tags=["slow"]

@@ -121,7 +121,7 @@ for link, update, finite, largest in record(gl.Session.open(find("lecture-zero-t
 # %% [markdown]
 # The ratio is infinite, but it is not the break: the loss of the same update is finite, because min took the other
 # branch. The inf comes back in the backward pass. So we define: go through the steps in order, and through the notes of
-# each step in order. The first note whose share is below 1 is the **first break**. Two kinds of notes do not count:
+# each step in order. The first note whose share is below 1 is the **first break**. Go on to the next note in two cases:
 #
 # - a `ratio`, if the `loss` of the same update is finite: the loss absorbed it;
 # - `logits` whose largest magnitude is inf and not NaN: a filter removed tokens by setting them to −inf.

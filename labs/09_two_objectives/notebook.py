@@ -89,8 +89,8 @@ pd.DataFrame({name: records[rows].tail(12).mean() for name, records in log.items
 # | F | 0.35 | 0.45 | 0.60 | 0.01 |
 # | H | 0.42 | 0.64 | 0.42 | 0.99 |
 #
-# H alone ends with one character in nearly every completion, and F is lost. F alone leaves H as it was. Together, each
-# costs the other one reward. The cosine is below 0 in nearly nine of ten steps, and both KLs leave their bands: their
+# H alone ends with one character in nearly every completion, and F is lost. F alone leaves H as it was. Trained
+# together, each objective costs the other one some of its reward. The cosine is below 0 in nearly nine of ten steps, and both KLs leave their bands: their
 # means over the second half are 0.37 and 1.8.
 #
 # </details>
@@ -150,8 +150,8 @@ draw(log["both"], "Two objectives, no controller")
 # ```
 #
 # It is called for H first, and then for F. So the gradient of F replaces the gradient of H. In the scenario
-# `dual-overwrite` the two objectives have little in common: H adds numbers, and F gets letters (`ps+vt=`), to which the
-# right answer is an empty one. How does its log look?
+# `dual-overwrite` the two objectives have little in common: H adds numbers, and F gets letters (`ps+vt=`), and its right
+# answer is an empty one. How does its log look?
 #
 # - **a** No weight moves. Both KLs are 0.000.
 # - **b** H looks dead: no spread in its groups, a loss of 0, and KL 0.000.
@@ -180,7 +180,7 @@ pd.DataFrame({name: run.records[rows].tail(5).mean() for name, run in runs.items
 # Why is the KL 0.000? With ten times the weight the loss of H is ten times as large, and no other row changes by a
 # digit. A small gradient would have grown; this one is lost between `backward` and the step. With `separate` the KL of
 # H is 0.02 after 16 steps, and rises. `gl.diagnose(runs["overwrite"])` names the cause, too. The report adds that *the
-# parameters do not change*: with F = 0.032 that cannot be.
+# parameters do not change*: this cannot be true, because the KL of F was 0.032.
 #
 # </details>
 #
@@ -215,7 +215,7 @@ pd.DataFrame({name: log[name][rows].tail(12).mean() for name in ("both", "H alon
 # %% [markdown]
 # F gets no gradient, and its KL is far above 0: the update of H moves the answers of F too. The columns `H alone` and
 # `overwrite` tell the same story. So KL 0.000 is a sign of this bug only where objectives share little. A test of
-# `set_grads` with two vectors finds it at any rate.
+# `set_grads` with two vectors always finds it.
 
 # %% [markdown] tags=["instructor"]
 # **Ask.** "Which number in the log proves that H had a gradient?" `gradients/cosine`, which is computed before the
@@ -281,7 +281,7 @@ pd.DataFrame({name: inside(log[name]) for name in ("both", "adaptive")}).round(2
 # <details><summary>Our measurement: open it after your run</summary>
 #
 # Without the guard both KLs are outside of their bands in every step of the second half. With it F is inside in 0.88 of
-# the steps and H in about 0.6, on each of two seeds, and a KL outside comes back. Part of this is the higher beta at the
+# the steps and H in about 0.6, on each of two seeds, and a KL that leaves its band comes back. Part of this is the higher beta at the
 # start: fixed at 0.5 and 0.4, the betas hold F in 0.83 and H in 0.42 of the steps (one seed). The price is reward of H:
 # 0.44 instead of 0.64, held out.
 #

@@ -143,7 +143,10 @@ lab = gl.Lab("sample")
     assert feedback.get_by_text("✗ not yet", exact=True).evaluate(LINES) == 1, "no word is broken"
     book.output(2).get_by_text("NotYet: Double it: 0 of 1 right so far").wait_for()
     assert "Traceback" not in book.output(2).inner_text()
-    book.output(3).get_by_text("✓ right").wait_for()
+    book.output(3).get_by_text("✓ Double it: right").wait_for()
+    expect(book.output(3).get_by_text("three numbers")).to_be_hidden()
+    book.output(3).get_by_text("✓ Double it: right").click()
+    book.output(3).get_by_text("three numbers").wait_for()
     assert (server.folder / "answers/sample/double.py").read_text().startswith("# %%exercise double\ndef double")
     book.output(4).get_by_text("end: done").wait_for()
     assert book.output(4).locator(".jp-OutputArea-child").count() == 1  # one line, that changed

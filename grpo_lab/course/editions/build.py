@@ -5,6 +5,8 @@ learner's with every answer filled in. The same source gives the same bytes. The
 and three hints after it come from lab.toml.
 """
 
+import ast
+import builtins
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -238,6 +240,8 @@ def _cell_faults(cell: Any) -> Iterator[str]:
     except (Malformed, SyntaxError) as error:
         yield str(error)
         return
+    if _exercise_name(cell) and (missing := _missing(shown.partition("\n")[2])):
+        yield f"its cell uses {', '.join(missing)}, and neither imports nor defines it: each exercise is its own file"
     if _exercise_name(cell) and not solved:
         yield "an exercise without a solution; put it between # BEGIN SOLUTION and # END SOLUTION"
     if not _exercise_name(cell) and solved:
@@ -247,3 +251,23 @@ def _cell_faults(cell: Any) -> Iterator[str]:
     lines = len(shown.strip("\n").split("\n"))
     if lines > MAX_LINES and DATA not in _tags(cell):
         yield f"{lines} lines; at most {MAX_LINES}, unless it is a table tagged {DATA!r}"
+
+
+def _missing(source: str) -> list[str]:
+    """The names that code uses, and that it neither imports nor defines.
+
+    >>> _missing("import os.path as p\\ndef f(x): return [math.exp(y) for y in p.join(x)]")
+    ['math']
+    """
+    used, known = set[str](), {*dir(builtins)}
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.alias(asname=str(name)):
+                known.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
+                known.add(name)
+            case ast.alias(name=name):
+                known.add(name.partition(".")[0])
+    return sorted(used - known)

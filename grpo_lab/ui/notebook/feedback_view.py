@@ -84,28 +84,30 @@ def show(text: str, html: str = "", display_id: str | None = None, update: bool 
 
 
 def as_text(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> str:
-    """The feedback in plain lines."""
+    """The feedback in plain lines: one of a right answer, otherwise the wrong rows and the number of right ones."""
     lines = [said("heading", title=exercise.title, verdict=_verdict(exercise, findings))]
-    for found in _told(findings):
+    wrong, right = _told(findings)
+    for found in wrong:
         lines.append(said("title", title=_word(exercise, found), verdict=found.what))
-        if not found.right:
-            rows = {"got": found.got, "expected": found.expected, "why": found.why}
-            lines += [f"    {said(name):9} {text}" for name, text in rows.items()]
-    return "\n".join([*lines, *([note] if note else [])])
+        rows = {"got": found.got, "expected": found.expected, "why": found.why}
+        lines += [f"    {said(name):9} {text}" for name, text in rows.items()]
+    rest = [said("rest", count=len(right))] if wrong and right else []
+    return "\n".join([*lines, *rest, *([note] if note else [])])
 
 
 def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "", answer: str = "") -> str:
-    """The feedback as a table, and a model answer folded below it, which opens on a click, also in a saved notebook."""
-    right = all_right(findings)
-    columns = ["", *map(said, ("case", "got", "expected") if right else ("case", "got", "expected", "why"))]
+    """The feedback with its right rows and a model answer folded, which open on a click, also in a saved notebook."""
+    columns = ["", *map(said, ("case", "got", "expected", "why"))]
     heading = said("heading", title=exercise.title, verdict=_verdict(exercise, findings))
-    rows = [(_word(exercise, found), found) for found in _told(findings)]
-    return html.fill("feedback", _COLOURS[right], heading, columns, rows, note, answer)
+    wrong, right = ([(_word(exercise, found), found) for found in rows] for rows in _told(findings))
+    rest = said("rest", count=len(right))
+    return html.fill("feedback", _COLOURS[all_right(findings)], heading, columns, wrong, right, rest, note, answer)
 
 
-def _told(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings as they are shown: folded, and in the language of the panel."""
-    return [translation.in_language(found, language()) for found in folded(findings)]
+def _told(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """The wrong findings and the right ones as they are shown: folded, and in the language of the panel."""
+    told = [translation.in_language(found, language()) for found in folded(findings)]
+    return [found for found in told if not found.right], [found for found in told if found.right]
 
 
 def verdict(found: Verdict) -> None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_lab import messages
 from grpo_lab.config.schema import Config
-from grpo_lab.course import answers, pages, progress
+from grpo_lab.course import answers, pages, progress, trials
 from grpo_lab.course.answers import MAGIC
 from grpo_lab.course.evaluate import all_right, check
-from grpo_lab.course.exercises import Exercise, Finding, Function, Question
+from grpo_lab.course.exercises import Exercise, Finding, Function, Question, Values
 from grpo_lab.course.progress import MARKS, Row
 from grpo_lab.course.registry import lab_page
 from grpo_lab.errors import NotYet, unknown
@@ -25,6 +25,7 @@ from grpo_lab.runs.session import Session
 from grpo_lab.ui import html
 from grpo_lab.ui.notebook import feedback_view
 from grpo_lab.ui.notebook.predictions import Predictions
+from grpo_lab.ui.notebook.scoreboard import Runs, Scoreboard
 from grpo_lab.ui.notebook_mode import headless, settled
 from grpo_lab.ui.widgets.exports import figures, write_zip
 
@@ -75,13 +76,17 @@ class Lab:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(answers.file_text(exercise.name, cell), encoding="utf-8")
         self._earned[exercise.name] = 0.0
-        with feedback_view.checking():
+        with feedback_view.checking(), trials.watched(runs := Runs()):
             findings = check(exercise, path)
         progress.record(Path(), self.name, exercise.name, findings)
         if all_right(findings):
             self._earned[exercise.name] = float(exercise.points)
         note = self._predictions.lock(exercise, path) if exercise.kind == "prediction" and all_right(findings) else ""
         feedback_view.feedback(exercise, findings, note, self.page.cell_id(exercise.name))
+        if isinstance(exercise.check, Values) and exercise.check.scoreboard and runs.steps:
+            (tried,) = answers.values(exercise.check, answers.load(path)).values()
+            (board := self.scoreboard()).add(tried.value, findings, runs)
+            feedback_view.show(repr(board), board._repr_html_())
         if not all_right(findings):
             raise NotYet(_progress(exercise, findings))
 
@@ -129,6 +134,10 @@ class Lab:
         """Show every exercise of every lab: passed, attempted or open."""
         rows = progress.rows(Path(), messages.language())
         feedback_view.show(progress_as_text(rows), progress_as_html(rows))
+
+    def scoreboard(self) -> Scoreboard:
+        """The sets of guards that were tried in this lab: what each stopped and cost, fewest guards first."""
+        return Scoreboard(self.answers / "scoreboard.json")
 
     def questions(self) -> None:
         """Show the review questions of the lab with radio buttons; as text without a notebook."""
