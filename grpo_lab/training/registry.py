@@ -19,6 +19,7 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.core.loss import log_ratio_to_old
 from grpo_lab.errors import ConfigError, Sentence, unknown
+from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks.tasks import TOOLS
 from grpo_lab.training import wrong_formulas as wrong
 from grpo_lab.training.faults import FAULTS
@@ -65,12 +66,17 @@ class Formulas(NamedTuple):
     importance_sampling_level: Callable[[Tensor, Tensor], Tensor]
     surrogate: Callable[[Tensor, Tensor, Tensor, Limits], Tensor]
     importance_sampling_mode: Callable[[Tensor, Batch, float | None, float | None], Tensor]
+    step: Callable[..., object] | None
+    """A step of a user's own, None for the package's."""
 
 
 def check(config: Config) -> None:
     """Raise ConfigError for a guard, fault, setting or formula that does not exist; no file of the user is imported."""
     combination(config)
     resolve(config)
+    precision = PRECISIONS[config.model.precision]
+    if config.loss.step and (config.objectives or config.run.processes > 1 or precision.autocast or precision.scaler):
+        raise ConfigError("loss.step: needs one process, one objective, and a precision of fp32 or *_pure")
     for setting, known in FORMULAS.items():
         name = getattr(config.loss, setting)
         if not user_code.is_own(name):
@@ -101,7 +107,10 @@ def chosen_formulas(config: Config) -> Formulas:
         differentiated = user_code.is_own(name) and setting in learned_from
         return _with_gradient(f"loss.{setting} = {name!r}", found) if differentiated else found
 
-    return Formulas(*map(find, Formulas._fields))
+    return Formulas(
+        **{setting: find(setting) for setting in FORMULAS},
+        step=user_code.load(config.loss.step) if config.loss.step else None,
+    )
 
 
 def _with_gradient(what: str, formula: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,12 +137,12 @@ def combination(config: Config) -> Combination:
 
 
 def needs_reference(config: Config) -> bool:
-    """Whether the loss compares the policy with a reference model, as a log-ratio of a user's file may, or the
+    """Whether the loss compares the policy with a reference model, as a log-ratio or step of a user's file may, or the
     sampler keeps its weights."""
     loss = config.loss
     penalised = any(objective.beta > 0 for objective in resolve(config))
     sampled = config.model.sampler_weights == "start"
-    return sampled or penalised or loss.log_ratio == "reference" or user_code.is_own(loss.log_ratio)
+    return sampled or penalised or loss.log_ratio == "reference" or user_code.is_own(loss.log_ratio + loss.step)
 
 
 def without_effect(config: Config) -> list[str]:
