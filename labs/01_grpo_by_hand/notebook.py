@@ -3,14 +3,16 @@
 #
 # GRPO fits on a page. Score a group of completions, compare each with the mean of its group, and make the better ones
 # likelier, but only by a limited amount at a time. Here you first do it on paper with one group and one token. Then you
-# write each line in code, check a gradient without calculus, and train a model with your own function.
+# write each line in code, check a gradient without calculus, and train a model with a trainer of your own, in sixty
+# lines.
 #
 # The panel below opens on a recorded healthy run. Everything here runs on a model of 0.8 million parameters that learns
 # to add two numbers, in seconds, on the CPU.
 
 # %% [markdown] tags=["instructor"]
 # **Minutes.** Panel and reading 4, by hand 6, advantages 6, prediction and the two runs 5, loss per token 6, slope 4,
-# aggregation 6, table and what-if 3. If you are short of time, leave out the what-if.
+# aggregation 6, table and what-if 3, log-probabilities 6, step 8, the runs of sections 9 and 10 6. If you are short of
+# time, leave out the what-if.
 #
 # **Say.** "There is no value network here and no reward model. There is a mean and a standard deviation." Let a learner
 # work the first exercise at the board before anybody types.
@@ -402,8 +404,9 @@ panel.set(f"loss.step={mine.as_posix()}:step")
 own = await panel.run()
 
 # %%
-both = packaged.records[["reward", "grad_norm", "kl"]].join(own.records[["reward", "grad_norm", "kl"]], rsuffix=", yours")
-both[sorted(both)].iloc[[0, 1, 2, 5, 10, 20, -1]]
+columns = ["reward", "grad_norm", "kl"]
+both = pd.concat({"package": packaged.records[columns], "yours": own.records[columns]}, axis=1)
+both.swaplevel(axis=1).sort_index(axis=1).iloc[[0, 1, 2, 5, 10, 20, -1]]
 
 # %% [markdown]
 # <details><summary>Our measurement: open it after your run</summary>

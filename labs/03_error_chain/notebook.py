@@ -20,8 +20,8 @@
 # walk back from it link by link to a loss that was still finite, break the chain in two places, and heal the run.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 45 minutes.** Recording, prediction and crash 7 · trace and `order` 8 · `accepts` and `face` 11 · `finite_first`
-# with its A/B 7 · fp16 AdamW and `epsilon` 6 · the healed run 4 · 0 · inf and questions 2 (drop 0 · inf if you are late).
+# **Plan, 60 minutes.** Recording, prediction and crash 7 · trace and `order` 8 · `accepts` and `face` 11 · `finite_first`
+# with its A/B 7 · fp16 AdamW and `epsilon` 6 · the healed run 4 · the walk 12 · 0 · inf and questions 2 (drop 0 · inf if you are late).
 #
 # **Misconceptions to wait for.** *input[0] is the first probability.* *The line in the traceback is the culprit* (CUDA
 # reports an error later and at another line). *A NaN gradient needs a NaN loss.* *A healthy norm means a healthy step.*
