@@ -19,7 +19,6 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.core.loss import log_ratio_to_old
 from grpo_lab.errors import ConfigError, Sentence, unknown
-from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks.tasks import TOOLS
 from grpo_lab.training import wrong_formulas as wrong
 from grpo_lab.training.faults import FAULTS
@@ -74,8 +73,8 @@ def check(config: Config) -> None:
     """Raise ConfigError for a guard, fault, setting or formula that does not exist; no file of the user is imported."""
     combination(config)
     resolve(config)
-    precision = PRECISIONS[config.model.precision]
-    if config.loss.step and (config.objectives or config.run.processes > 1 or precision.autocast or precision.scaler):
+    half = config.model.precision in ("bf16", "fp16")
+    if config.loss.step and (half or config.objectives or config.run.processes > 1):
         raise ConfigError("loss.step: needs one process, one objective, and a precision of fp32 or *_pure")
     for setting, known in FORMULAS.items():
         name = getattr(config.loss, setting)
@@ -107,10 +106,7 @@ def chosen_formulas(config: Config) -> Formulas:
         differentiated = user_code.is_own(name) and setting in learned_from
         return _with_gradient(f"loss.{setting} = {name!r}", found) if differentiated else found
 
-    return Formulas(
-        **{setting: find(setting) for setting in FORMULAS},
-        step=user_code.load(config.loss.step) if config.loss.step else None,
-    )
+    return Formulas(*map(find, FORMULAS), step=user_code.load(config.loss.step) if config.loss.step else None)
 
 
 def _with_gradient(what: str, formula: Callable[..., Any]) -> Callable[..., Any]:

@@ -314,10 +314,7 @@ class LargeVocabulary(ConfiguredTrainer):
 
 
 class OwnStep(ConfiguredTrainer):
-    """A user's function makes the updates from the scored completions (`loss.step`).
-
-    Guards see the gradients and the weights of each of its updates. The KL is measured here, before them.
-    """
+    """A user's function makes the updates (`loss.step`). Guards see each of them; the KL is measured before them."""
 
     def step(self, ctx: Context) -> None:
         ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, ctx.coefficients)
@@ -336,15 +333,13 @@ class OwnStep(ConfiguredTrainer):
             self.updates.after(ctx)
             ctx.update += 1
 
-        hooks = (
-            optimizer.register_step_pre_hook(lambda *_: self.updates.before(ctx)),
-            optimizer.register_step_post_hook(made),
-        )
+        before = optimizer.register_step_pre_hook(lambda *_: self.updates.before(ctx))
+        after = optimizer.register_step_post_hook(made)
         try:
             own(self.policy, optimizer, batch, rewards, self.coefficients(ctx).beta, self.num_iterations)
         finally:
-            for hook in hooks:
-                hook.remove()
+            before.remove()
+            after.remove()
 
 
 def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[type[ConfiguredTrainer], ...]:

@@ -430,8 +430,9 @@ broken.write_text(source.replace("batch.old_logprobs", "batch.ref_logprobs"), en
 print([line.strip() for line in broken.read_text(encoding="utf-8").splitlines() if line not in source.splitlines()])
 
 # %% tags=["slow"]
-short = gl.preset("plain").with_("run.num_steps=16", "run.num_eval=200", "run.seed=2", "loss.num_iterations=4")
-panel = lab.panel(short.with_(f"loss.step={mine.as_posix()}:step"), controls=("learning_rate", "beta"))
+settings = ("run.num_steps=24", "run.num_eval=200", "run.seed=2", "data.num_prompts=8", "loss.num_iterations=4")
+reused = gl.preset("plain").with_(*settings, f"loss.step={mine.as_posix()}:step")
+panel = lab.panel(reused, controls=("learning_rate", "beta"))
 await panel.run()
 panel.keep("old")
 
@@ -440,12 +441,15 @@ panel.set(f"loss.step={broken.as_posix()}:step")
 exploded = await panel.run()
 
 # %%
-exploded.records[["reward", "grad_norm", "kl"]].iloc[::3]
+exploded.records.loc[exploded.records["grad_norm"].nlargest(5).index, ["step", "reward", "grad_norm", "kl"]]
 
 # %% [markdown]
 # <details><summary>Our measurement: open it after your run</summary>
 #
-# MEASURED
+# With `old` the largest norm was 8, and the held-out reward rose from 0.285 to 0.48 in 24 steps. With `ref` the norm reached
+# 182 in the sixth step, the reward of the last five steps was 0.05, and held out it fell to 0.085. The first norms are
+# close. From the second update on, the clip measures from the start of the run, and a token that has become likelier since
+# then is out of its range for good: where its advantage is negative, it is pushed down with a weight that nothing bounds.
 #
 # </details>
 #
