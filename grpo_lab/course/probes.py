@@ -274,7 +274,7 @@ def logprobs_of_a_batch(function: Asked, inputs: Inputs) -> Any:
     found = _tensor(function(policy, batch))
     if found.shape == batch.completions.shape:
         found = found.masked_fill(~batch.completion_mask, 0.0)
-    return found if inputs["look"] == "value" else _gradient(found, policy.weight)
+    return found.detach() if inputs["look"] == "value" else _gradient(found, policy.weight)
 
 
 def weights_after(function: Asked, inputs: Inputs) -> Tensor:

@@ -311,7 +311,7 @@ def _judged_place(name: str, answer: str) -> tuple[bool, str, str]:
     lines, wanted = (CORE / file).read_text(encoding="utf-8").splitlines(), answers_to(name)
     if not 1 <= (line := int(number)) <= len(lines):
         return False, shown(answer), Sentence("{} has {} lines.", file, len(lines))
-    got = Sentence("{}: {}", answer, lines[line - 1].strip() or "-")
+    got = f"{answer}  `{lines[line - 1].strip().replace('`', '')}`"  # what stands there, as code
     found = at(file, line)
     if found in wanted:
         return True, got, ""
