@@ -39,7 +39,7 @@ def test_the_release_is_the_learners_notebooks_and_a_page_about_them(released):
         assert (released / f"{name}.ipynb").read_text() == build.place(LABS, name).read_text()
     readme = (released / "README.md").read_text()
     assert re.findall(r"\]\((.*?)\)", readme) == [f"{name}.ipynb" for name in COURSE]
-    assert "| [GRPO by hand](01_grpo_by_hand.ipynb) | 40 | ★☆☆ | 11 | You can work a GRPO loss out" in readme
+    assert "| [GRPO by hand](01_grpo_by_hand.ipynb) | 60 | ★☆☆ | 18 | You can work a GRPO loss out" in readme
 
 
 def test_no_line_of_a_solution_and_no_note_leaves_with_the_release(released):

@@ -209,6 +209,9 @@ class LossConfig(Settings):
     scores all completions; the second is GDPO), or a named wrong way."""
     num_iterations: Annotated[int, AtLeast(1)] = 1
     """Updates on each batch of completions (the mu of the paper)."""
+    step: str = ""
+    """Your own step, `file.py:name`: (policy, optimizer, batch, rewards (P, G), beta, num_iterations). It makes updates
+    with torch's `backward` and `optimizer.step`, in place of the package's loss. Empty for the package's step."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Runs an answer: test inputs in, plain data out. Knows no expected values, so that it can run inside the sandbox."""
 
 import copy
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -103,6 +104,7 @@ def _fitting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     except ValueError:  # a function of C tells no parameters; the calls show whether it fits
         return function
 
+    @functools.wraps(function)
     def fitting(*args: Any, **named: Any) -> Any:
         try:
             signature.bind(*args, **named)

@@ -4,6 +4,7 @@ A probe runs beside the answer, inside the sandbox. So it knows no expected valu
 to a probe by its name in this module.
 """
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -15,10 +16,13 @@ import torch
 from torch import Tensor
 
 from grpo_lab.algorithm import kl
+from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Verdict
+from grpo_lab.core.logprobs import completion_logprobs
 from grpo_lab.course.exercises import Probe, call
 from grpo_lab.training.interventions import Outcome
+from grpo_lab.training.passes import plain_pass
 
 Asked = Callable[..., Any]
 Inputs = Mapping[str, Any]
@@ -71,24 +75,24 @@ def _in_a_batch(function: Asked, inputs: Inputs, then: Callable[[Tensor], Tensor
 
 
 def one_group(given: Mapping[str, Tensor]) -> Batch:
-    """A batch of one prompt and its completions, with these (B, T) fields; `old_logprobs` replaces missing ones.
+    """A batch of these fields; without others, of one prompt, and with `old_logprobs` for all log-probabilities.
 
     >>> one_group({"old_logprobs": torch.zeros(2, 3)}).completion_mask.shape
     torch.Size([2, 3])
     """
     old = given["old_logprobs"]
     rows, width = old.shape
-    return Batch(
-        prompt_ids=torch.zeros(1, 3, dtype=torch.long),
-        prompt_mask=torch.ones(1, 3, dtype=torch.long),
-        group=torch.zeros(rows, dtype=torch.long),
-        completions=torch.zeros(rows, width, dtype=torch.long),
-        completion_mask=given.get("completion_mask", torch.ones(rows, width, dtype=torch.bool)),
-        sampling_logprobs=given.get("sampling_logprobs", old),
-        entropy=torch.zeros(rows, width),
-        old_logprobs=old,
-        ref_logprobs=given.get("ref_logprobs", old),
-    )
+    usual = {
+        "prompt_ids": torch.zeros(1, 3, dtype=torch.long),
+        "prompt_mask": torch.ones(1, 3, dtype=torch.long),
+        "group": torch.zeros(rows, dtype=torch.long),
+        "completions": torch.zeros(rows, width, dtype=torch.long),
+        "completion_mask": torch.ones(rows, width, dtype=torch.bool),
+        "sampling_logprobs": old,
+        "entropy": torch.zeros(rows, width),
+        "ref_logprobs": old,
+    }
+    return Batch(**usual | {name: given[name] for name in Batch.__annotations__ if name in given})
 
 
 def by_estimator(function: Asked, inputs: Inputs) -> Any:
@@ -252,6 +256,42 @@ def updates_in_turn(function: Asked, inputs: Inputs) -> dict[str, Any]:
     return {"weight": weight.detach(), "norms": norms, "optimizer steps": len(seen)}
 
 
+class Averaging(torch.nn.Embedding):
+    """A language model whose logits are the mean, over the tokens so far, of their rows of `weight` (V, V)."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, **more: Any) -> SimpleNamespace:  # pyright: ignore
+        seen = attention_mask if attention_mask.dim() == 2 else attention_mask[:, 0, -1]
+        sums = (self.weight[input_ids] * seen[:, :, None]).cumsum(dim=1)
+        return SimpleNamespace(logits=(sums / (1 + position_ids[:, :, None]))[:, -more.get("logits_to_keep", 0) :])
+
+
+def logprobs_of_a_batch(function: Asked, inputs: Inputs) -> Any:
+    """`function(policy, batch)`, 0 outside the mask; or by `inputs["look"]` the gradient of its sum by the weights."""
+    policy, batch = Averaging.from_pretrained(inputs["weight"].clone(), freeze=False), one_group(inputs)
+    found = _tensor(function(policy, batch))
+    if found.shape == batch.completions.shape:
+        found = found.masked_fill(~batch.completion_mask, 0.0)
+    return found.detach() if inputs["look"] == "value" else _gradient(found, policy.weight)
+
+
+def weights_after(function: Asked, inputs: Inputs) -> Tensor:
+    """The movement of the weights by an answer's step, which may call by name what the exercises before it ask for."""
+    from grpo_lab.algorithm import losses  # where another answer is called, it is not loaded
+
+    parts = {
+        "advantages": lambda rewards, scorable=None: group_advantages(rewards, scorable=scorable),
+        "logprobs": lambda policy, batch: completion_logprobs(plain_pass(policy, batch)[0], batch.completions),
+        "policy_loss": losses.policy_loss,
+        "aggregate": losses.aggregate,
+    }
+    scope = getattr(inspect.unwrap(function), "__globals__", {})
+    scope.update({name: part for name, part in parts.items() if name not in scope})
+    policy = Averaging.from_pretrained(inputs["weight"].clone(), freeze=False)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
+    function(policy, optimizer, one_group(inputs), inputs["rewards"], inputs["beta"], inputs["num_iterations"])
+    return policy.weight.detach() - inputs["weight"]
+
+
 def _seen(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
     """A list that receives the gradient of a weight at each step of an optimizer from now on; 0 where there is none.
 
@@ -266,9 +306,9 @@ def _seen(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
     return seen
 
 
-_TENSORS = (by_delta, by_logprobs, value_and_gradient, in_a_batch, ratio_in_a_batch, by_estimator)
+_TENSORS = (by_delta, by_logprobs, value_and_gradient, in_a_batch, ratio_in_a_batch, by_estimator, logprobs_of_a_batch)
 _PLAIN = (call, of_a_curve, as_a_bool, as_floats, as_a_number)
 _VECTORS = (gradients_left, gradients_of_vectors)
-_TRAINING = (one_norm, norms_in_turn, step_or_not, updates_made, updates_in_turn)
+_TRAINING = (one_norm, norms_in_turn, step_or_not, updates_made, updates_in_turn, weights_after)
 PROBES: dict[str, Probe] = {probe.__name__: probe for probe in (*_TENSORS, *_PLAIN, *_VECTORS, *_TRAINING)}
 """The probes that an exercise may use."""

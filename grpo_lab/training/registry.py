@@ -65,12 +65,17 @@ class Formulas(NamedTuple):
     importance_sampling_level: Callable[[Tensor, Tensor], Tensor]
     surrogate: Callable[[Tensor, Tensor, Tensor, Limits], Tensor]
     importance_sampling_mode: Callable[[Tensor, Batch, float | None, float | None], Tensor]
+    step: Callable[..., object] | None
+    """A step of a user's own, None for the package's."""
 
 
 def check(config: Config) -> None:
     """Raise ConfigError for a guard, fault, setting or formula that does not exist; no file of the user is imported."""
     combination(config)
     resolve(config)
+    half = config.model.precision in ("bf16", "fp16")
+    if config.loss.step and (half or config.objectives or config.run.processes > 1):
+        raise ConfigError("loss.step: needs one process, one objective, and a precision of fp32 or *_pure")
     for setting, known in FORMULAS.items():
         name = getattr(config.loss, setting)
         if not user_code.is_own(name):
@@ -101,7 +106,7 @@ def chosen_formulas(config: Config) -> Formulas:
         differentiated = user_code.is_own(name) and setting in learned_from
         return _with_gradient(f"loss.{setting} = {name!r}", found) if differentiated else found
 
-    return Formulas(*map(find, Formulas._fields))
+    return Formulas(*map(find, FORMULAS), step=user_code.load(config.loss.step) if config.loss.step else None)
 
 
 def _with_gradient(what: str, formula: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,12 +133,12 @@ def combination(config: Config) -> Combination:
 
 
 def needs_reference(config: Config) -> bool:
-    """Whether the loss compares the policy with a reference model, as a log-ratio of a user's file may, or the
+    """Whether the loss compares the policy with a reference model, as a log-ratio or step of a user's file may, or the
     sampler keeps its weights."""
     loss = config.loss
     penalised = any(objective.beta > 0 for objective in resolve(config))
     sampled = config.model.sampler_weights == "start"
-    return sampled or penalised or loss.log_ratio == "reference" or user_code.is_own(loss.log_ratio)
+    return sampled or penalised or loss.log_ratio == "reference" or user_code.is_own(loss.log_ratio + loss.step)
 
 
 def without_effect(config: Config) -> list[str]:

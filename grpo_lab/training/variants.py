@@ -18,7 +18,7 @@ from grpo_lab.core import train
 from grpo_lab.core.batch import AT_ONCE, Batch
 from grpo_lab.core.hooks import Coefficients, Context, Stage, Verdict
 from grpo_lab.core.logprobs import completion_logprobs
-from grpo_lab.core.loss import LossInputs, LossOutput
+from grpo_lab.core.loss import LossInputs, LossOutput, k3
 from grpo_lab.core.sample import Distribution
 from grpo_lab.core.train import Prompts
 from grpo_lab.errors import Sentence
@@ -313,12 +313,42 @@ class LargeVocabulary(ConfiguredTrainer):
         return large_vocabulary.logprobs(self.policy, self.run, batch, ctx, note)
 
 
+class OwnStep(ConfiguredTrainer):
+    """A user's function makes the updates (`loss.step`). Guards see each of them; the KL is measured before them."""
+
+    def step(self, ctx: Context) -> None:
+        ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, ctx.coefficients)
+        batch, rewards = self.score(ctx, *self.rollout(ctx))
+        if not known(ctx.scorable, "scorable").all():
+            ctx.refuse("trainer", Stage.REWARDS, ctx.unscored)
+        batch = self.with_old_and_reference(ctx, batch)
+        assert isinstance(ctx, Step) and batch.ref_logprobs is not None and batch.old_logprobs is not None
+        ctx.recorder.batch(batch, self.ends)
+        kl = k3(batch.ref_logprobs - batch.old_logprobs).masked_fill(~batch.completion_mask, 0.0)
+        ctx.recorder.metric("kl", kl.sum() / batch.completion_mask.sum())
+        self.updates.begin(ctx, 0)
+        optimizer, own = self.updates.optimizer, known(self.formulas.step, "step")
+
+        def made(*_: Any) -> None:
+            self.updates.after(ctx)
+            ctx.update += 1
+
+        before = optimizer.register_step_pre_hook(lambda *_: self.updates.before(ctx))
+        after = optimizer.register_step_post_hook(made)
+        try:
+            own(self.policy, optimizer, batch, rewards, self.coefficients(ctx).beta, self.num_iterations)
+        finally:
+            before.remove()
+            after.remove()
+
+
 def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[type[ConfiguredTrainer], ...]:
     """The variants that a config asks for, from the outermost, which calls the next one by `super()`."""
     loss, precision = config.loss, PRECISIONS[config.model.precision]
     filtered = bool(config.objectives) or Stage.SAMPLING in interventions or not is_plain(config.sampling)
     old = config.model.sampler_weights == "start"
     asked: dict[type[ConfiguredTrainer], bool] = {
+        OwnStep: bool(loss.step),
         MicroBatchMean: loss.aggregation == "micro_batch",
         OtherMask: loss.completion_mask != "position",
         PaidKL: loss.kl_place == "reward",

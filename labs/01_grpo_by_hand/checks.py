@@ -12,7 +12,7 @@ from grpo_lab.core.advantages import group_advantages
 from grpo_lab.course import pages
 from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
-from grpo_lab.course.probes import as_a_number, by_logprobs, of_a_curve
+from grpo_lab.course.probes import as_a_number, by_logprobs, logprobs_of_a_batch, of_a_curve, weights_after
 from grpo_lab.course.relations import lines_alike, padded, permuted, repeated, scaled, shifted
 from grpo_lab.errors import Sentence
 
@@ -145,6 +145,70 @@ def _slope_cases(seed: int) -> Sequence[Case]:
     return cases_by(pages.solved(__file__, "slope").slope, given, of_a_curve)
 
 
+# A step of one's own ------------------------------------------------------------------------------------------------
+
+
+def _sampled(seed: int, width: int) -> dict[str, torch.Tensor]:
+    """A model, and six completions of two prompts of different length, as a run samples them."""
+    generator = _generator(seed)
+    weight = 1.5 * torch.randn(5, 5, generator=generator)
+    prompts = torch.randint(1, 5, (2, 4), generator=generator)
+    prompt_mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    completions = torch.randint(1, 5, (6, width), generator=generator)
+    lengths = torch.cat([torch.tensor([width, 1]), torch.randint(1, width + 1, (4,), generator=generator)])
+    mask = torch.arange(width) < lengths[:, None]
+    return {
+        "weight": weight,
+        "prompt_ids": prompts * prompt_mask,
+        "prompt_mask": prompt_mask,
+        "group": torch.tensor([0, 0, 0, 1, 1, 1]),
+        "completions": completions * mask,
+        "completion_mask": mask,
+        "old_logprobs": torch.zeros(mask.shape),
+    }
+
+
+def _logprobs_cases(seed: int) -> Sequence[Case]:
+    rows = [("value", 3, *TEXTS["values"]), ("gradient", 3, *TEXTS["by_weight"]), ("value", 1, *TEXTS["one_token"])]
+    given = [(what, {**_sampled(seed + 7 * width, width), "look": look}, why) for look, width, what, why in rows]
+    return cases_by(pages.solved(__file__, "logprobs").logprobs, given, logprobs_of_a_batch)
+
+
+def _step_cases(seed: int) -> Sequence[Case]:
+    sampled, generator = _sampled(seed, 3), _generator(seed + 1)
+    now = logprobs_of_a_batch(pages.solved(__file__, "logprobs").logprobs, {**sampled, "look": "value"}).detach()
+    old, ref = (now + 0.5 * torch.randn(now.shape, generator=generator) for _ in range(2))
+    outside = ~sampled["completion_mask"]
+    sampled |= {"old_logprobs": old.masked_fill(outside, 0.0), "ref_logprobs": ref.masked_fill(outside, 0.0)}
+    spread = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]) + 0.2 * torch.rand(2, 3, generator=generator)
+    alike = torch.full((2, 3), 0.1)
+    rows = [
+        (spread, 0.0, 1, "plain"),
+        (spread, 0.3, 1, "with_kl"),
+        (alike, 0.3, 1, "kl_alone"),
+        (spread, 0.3, 3, "three"),
+    ]
+    given = [
+        (TEXTS[key][0], {**sampled, "rewards": rewards, "beta": beta, "num_iterations": updates}, TEXTS[key][1])
+        for rewards, beta, updates, key in rows
+    ]
+    return cases_by(pages.solved(__file__, "step").step, given, weights_after)
+
+
+_WIDER = {"mask": "completion_mask", "completions": 0, "old_logprobs": 0.0}
+
+
+def _wider_batch(case: Case, draw: random.Random) -> Case:
+    """Append padding to the completions; log-probabilities get it, and a gradient does not."""
+    return padded(**_WIDER, result=case.inputs["look"] == "value")(case, draw)
+
+
+def _other_order(case: Case, draw: random.Random) -> Case:
+    """Reorder the completions, and the log-probabilities alike."""
+    rows = "group", "completions", "completion_mask", "old_logprobs"
+    return permuted(*rows, result=case.inputs["look"] == "value")(case, draw)
+
+
 CHECKS = {
     "by_hand": Values(tuple(HAND), _judge_hand),
     "advantages": Function(
@@ -173,5 +237,14 @@ CHECKS = {
         _aggregate_cases,
         as_a_number,
         (*lines_alike("per_token", "mask"), scaled("per_token", power=1), _wider),
+    ),
+    "logprobs": Function(
+        "logprobs", _logprobs_cases, logprobs_of_a_batch, (_wider_batch, _other_order, shifted("weight"))
+    ),
+    "step": Function(
+        "step",
+        _step_cases,
+        weights_after,
+        (padded(**_WIDER, ref_logprobs=0.0, result=False), shifted("rewards", by=(-1.0, 1.0, 3.0))),
     ),
 }

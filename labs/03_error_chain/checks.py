@@ -1,14 +1,16 @@
 """The checks of lab 3: the order of the links, the test of multinomial, crash messages, a guard, and AdamW's eps."""
 
+import ast
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from grpo_lab import seeds
+from grpo_lab import core, seeds
 from grpo_lab.config.catalog import scenario
 from grpo_lab.course import pages
 from grpo_lab.course.compare import beside, is_number, other_kind, shown
@@ -232,10 +234,100 @@ def _one_step(eps: float) -> tuple[float, float]:
     return metrics["weights/nonfinite"], metrics["weights/max_move"]
 
 
+# A walk through the trainer -------------------------------------------------------------------------------------------
+
+CORE = Path(core.__file__).parent
+PLACES: dict[str, tuple[tuple[str, str], ...]] = {
+    "drawn": (("sample.py", "torch.multinomial("),),
+    "old": (("train.py", "return batch.sampling_logprobs"), ("sample.py", "logprobs[alive, column] =")),
+    "spread": (("advantages.py", "centred.square().sum(dim=1, keepdim=True)"), ("advantages.py", "freedom = ")),
+    "ratio": (("loss.py", "ratio = log_ratio.exp()"),),
+    "minimum": (("loss.py", "torch.min("),),
+    "penalty": (("loss.py", "torch.expm1("),),
+    "guards": (("update.py", "ctx.apply(Stage.GRADIENTS"),),
+    "noted": (("hooks.py", "self.recorder.tensor("),),
+}
+"""Each question of the walk, and a text in each statement that answers it; lines are looked up when it is judged."""
+
+
+class Statement(NamedTuple):
+    """A statement of a file of core/, with the function that it stands in and its lines; of a block, its head."""
+
+    file: str
+    function: str
+    first: int
+    last: int
+
+
+def statements(file: str) -> list[Statement]:
+    """The statements of a file of core/, inner ones after outer ones."""
+    found: list[Statement] = []
+
+    def walk(node: ast.AST, function: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            named = isinstance(child, ast.FunctionDef | ast.ClassDef)
+            inside = f"{function}.{child.name}".lstrip(".") if named else function
+            if isinstance(child, ast.stmt):
+                body = getattr(child, "body", None)
+                last = (body[0].lineno - 1 if body else child.end_lineno) or child.lineno
+                found.append(Statement(file, inside, child.lineno, max(last, child.lineno)))
+            walk(child, inside)
+
+    walk(ast.parse((CORE / file).read_text(encoding="utf-8")), "")
+    return found
+
+
+def at(file: str, line: int) -> Statement | None:
+    """The innermost statement at a line; None where there is none."""
+    return next((each for each in reversed(statements(file)) if each.first <= line <= each.last), None)
+
+
+def answers_to(name: str) -> list[Statement]:
+    """The statements that answer a question of the walk, by the text in one of their lines."""
+    found = []
+    for file, part in PLACES[name]:
+        lines = (CORE / file).read_text(encoding="utf-8").splitlines()
+        found += [at(file, number) for number, line in enumerate(lines, start=1) if part in line]
+    return [each for each in found if each is not None]
+
+
+def _judge_walk(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
+    where = values["where"]
+    if not isinstance(where, Mapping):
+        why = other_kind(where, "a dictionary")
+        yield Finding(False, "where", shown(where), "a dictionary of the eight names", why)
+        return
+    for name in PLACES:
+        right, got, why = _judged_place(name, str(where.get(name, "")))
+        yield Finding(right, TEXTS[name][0], got, "the file and the line, as in train.py:83", why)
+
+
+def _judged_place(name: str, answer: str) -> tuple[bool, str, str]:
+    """Whether an answer is right, what stands at its line, and where to look instead."""
+    file, _, number = answer.removeprefix("core/").partition(":")
+    known = sorted(path.name for path in CORE.glob("*.py"))
+    if file not in known or not number.isdecimal():
+        return False, shown(answer), Sentence("Name a file of core/ and a line of it: {}.", ", ".join(known))
+    lines, wanted = (CORE / file).read_text(encoding="utf-8").splitlines(), answers_to(name)
+    if not 1 <= (line := int(number)) <= len(lines):
+        return False, shown(answer), Sentence("{} has {} lines.", file, len(lines))
+    got = f"{answer}  `{lines[line - 1].strip().replace('`', '')}`"  # what stands there, as code
+    found = at(file, line)
+    if found in wanted:
+        return True, got, ""
+    if found and any((each.file, each.function) == (file, found.function) for each in wanted):
+        return False, got, Sentence("The function is right: {}. It is another line of it.", found.function)
+    inside = Sentence(
+        "This line belongs to {}. {}", found.function if found and found.function else file, Sentence(TEXTS[name][1])
+    )
+    return False, got, inside
+
+
 CHECKS = {
     "order": Values(("order",), _judge_order),
     "accepts": Function("accepts", _accepts_cases, as_a_bool, (*lines_alike("probabilities"), scaled("probabilities"))),
     "face": Function("face", _face_cases, relations=(_with_lines_before,)),
     "finite_first": Function("FiniteFirst", _guard_cases, one_norm, (_further,)),
     "epsilon": Values(("adam_eps",), _judge_epsilon),
+    "walk": Values(("where",), _judge_walk),
 }

@@ -20,8 +20,8 @@
 # walk back from it link by link to a loss that was still finite, break the chain in two places, and heal the run.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 45 minutes.** Recording, prediction and crash 7 · trace and `order` 8 · `accepts` and `face` 11 · `finite_first`
-# with its A/B 7 · fp16 AdamW and `epsilon` 6 · the healed run 4 · 0 · inf and questions 2 (drop 0 · inf if you are late).
+# **Plan, 60 minutes.** Recording, prediction and crash 7 · trace and `order` 8 · `accepts` and `face` 11 · `finite_first`
+# with its A/B 7 · fp16 AdamW and `epsilon` 6 · the healed run 4 · the walk 12 · 0 · inf and questions 2 (drop 0 · inf if you are late).
 #
 # **Misconceptions to wait for.** *input[0] is the first probability.* *The line in the traceback is the culprit* (CUDA
 # reports an error later and at another line). *A NaN gradient needs a NaN loss.* *A healthy norm means a healthy step.*
@@ -401,7 +401,66 @@ print("largest norm:", healed.records["grad_norm"].max())
 # run alive that had lost everything. Here nothing has to be refused. Stop the crash first, then look for the cause."
 
 # %% [markdown]
-# ## 11. Try other settings
+# ## 11. Walk through the trainer
+#
+# Every link of the chain is a line of code that you can read: the trainer of this course is the folder `core/` of the
+# package, 900 lines. The next cell shows one step of it, with its line numbers.
+
+# %%
+import inspect
+from pathlib import Path
+
+from grpo_lab.core import train
+
+core = Path(train.__file__).parent
+print(*(f"{path.name:15} {len(path.read_text(encoding='utf-8').splitlines()):4} lines" for path in core.glob("*.py")), sep="\n")
+lines, first = inspect.getsourcelines(train.Trainer.step)
+print("\ntrain.py", *(f"{number:4}  {line.rstrip()}" for number, line in enumerate(lines, first)), sep="\n")
+
+# %% [markdown]
+# Follow the calls from there. `Trainer.rollout` leads to `sample.py`, `Trainer.backward` to `loss.py`, `Updates.make` to
+# `update.py`, and `ctx.apply` to `hooks.py`. Open the files in an editor, or print them: the next cell prints one with line
+# numbers. Change its name as you go along.
+
+# %%
+file = "hooks.py"
+lines = (core / file).read_text(encoding="utf-8").splitlines()
+print(*(f"{number:4}  {line}" for number, line in enumerate(lines, 1)), sep="\n")
+
+# %% [markdown]
+# Eight questions. Answer each with a file and a line, such as `"train.py:83"`. Any line of the statement is right.
+
+# %% tags=["data"]
+# %%exercise walk
+# In which line ...
+#   drawn    is a token drawn from the probabilities?
+#   old      do the old log-probabilities come from?
+#   spread   is the standard deviation of a group computed?
+#   ratio    does the log-ratio become the ratio whose gradient is taken?
+#   minimum  is the smaller of the two products taken?
+#   penalty  is k3 computed, whose exp made the loss of section 4 huge?
+#   guards   do guards see the gradients before the optimizer steps?
+#   noted    is the value of a stage noted, so that the first NaN has a place and a name?
+# BEGIN SOLUTION
+import inspect
+from grpo_lab.core import advantages, hooks, loss, sample, train, update
+
+def line(module, text):
+    lines = inspect.getsource(module).splitlines()
+    return f"{module.__name__.split('.')[-1]}.py:{next(n for n, row in enumerate(lines, 1) if text in row)}"
+
+where = {"drawn": line(sample, ".multinomial("), "old": line(train, "return batch.sampling_logprobs")}
+where |= {"spread": line(advantages, ".sqrt() + eps"), "ratio": line(loss, "    ratio = log_ratio.exp()")}
+where |= {"minimum": line(loss, "torch.min("), "penalty": line(loss, "return torch.expm1(")}
+where |= {"guards": line(update, "Stage.GRADIENTS, self"), "noted": line(hooks, "self.recorder.tensor(")}
+# END SOLUTION
+
+# %% [markdown]
+# Read `noted` once more: it acts on every value of a stage, before any guard refuses the step, and it does not judge. That is
+# why `first_break()` could name the link of section 4 after the process had died.
+
+# %% [markdown]
+# ## 12. Try other settings
 #
 # Press **Reset**, change one thing, and run again. Which of these runs survive, and which link makes the difference?
 # Guess before each run.
@@ -423,7 +482,7 @@ print("largest norm:", in_bf16.records["grad_norm"].max())
 # from 0.37 to 0.27, held out from 0.285 to 0.215. It is lab 2's run: a wider format turns the crash into an explosion.
 
 # %% [markdown]
-# ## 12. Ask yourself
+# ## 13. Ask yourself
 
 # %%
 lab.questions()

@@ -90,6 +90,39 @@ def test_two_neighbours_that_are_swapped_are_told(place):
     assert wrong("03_error_chain", "order", order=order) == [f"'{order[place + 1]}' and '{order[place]}'"]
 
 
+def walk(name, answer):
+    """The finding about one answer of the walk."""
+    found = {each.what: each for each in findings("03_error_chain", "walk", where={name: answer})}
+    return found[CHAIN.TEXTS[name][0]]
+
+
+@pytest.mark.parametrize("name", CHAIN.PLACES)
+def test_a_question_of_the_walk_has_its_lines_in_the_installed_files(name):
+    """A text that is gone from core/, or stands in two statements, fails here: then change PLACES."""
+    answers = CHAIN.answers_to(name)
+    assert len({*answers}) == len(answers) == len(CHAIN.PLACES[name])
+    for each in answers:
+        assert all(walk(name, f"{each.file}:{line}").right for line in range(each.first, each.last + 1))
+        assert not any(walk(other, f"{each.file}:{each.first}").right for other in CHAIN.PLACES if other != name)
+
+
+def test_a_wrong_line_of_the_walk_is_shown_and_says_where_it_stands():
+    (minimum,) = CHAIN.answers_to("minimum")
+    before = walk("minimum", f"{minimum.file}:{minimum.first - 1}")
+    assert not before.right and "clipped = " in before.got and minimum.function in before.why
+    (drawn,) = CHAIN.answers_to("drawn")
+    elsewhere = walk("minimum", f"{drawn.file}:{drawn.first}")
+    assert not elsewhere.right and "torch.multinomial(" in elsewhere.got
+    assert drawn.function in elsewhere.why and CHAIN.TEXTS["minimum"][1] in elsewhere.why
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "train.py", "train.py:0", "train.py:99999", "trainer.py:3", "train.py:x", None, 3]
+)
+def test_what_is_no_line_of_core_is_said_to_be_none(answer):
+    assert not walk("old", answer).right and walk("old", answer).why
+
+
 def test_a_decoy_for_each_failure_is_refused():
     answer = {
         "zero-times-infinity": "dual_clip",
