@@ -33,6 +33,15 @@ class LinkNote:
     numel: int
     where: str = ""
     facts: dict[str, float] = field(default_factory=dict)
+    """Of a tensor its `lowest` and `highest` element; of the worst one its `prompt`, `completion`, `token`, from 1."""
+    shape: tuple[int, ...] = ()
+    """Of the tensor that the worst element is in: one micro-batch of several."""
+    histogram: tuple[int, ...] = ()
+    """Of a sample, how many elements have |x| below 1e-7 (zeros, too), in each decade from there, and from 1e7 on.
+
+    NaN and inf are in none of the 16 buckets. Empty in files of older versions."""
+    prompt: str = ""
+    """The prompt of the completion that the worst element belongs to; of a long one its end."""
 
     @property
     def broken(self) -> bool:
@@ -43,8 +52,9 @@ class LinkNote:
     def read(tree: dict[str, Any]) -> LinkNote:
         """The note of a parsed JSON object."""
         numbers = {"magnitude": float(tree["magnitude"]), "nonfinite": float(tree["nonfinite"])}
-        words = {"link": intern(tree["link"]), "where": intern(tree["where"])}
-        return LinkNote(**{**tree, **numbers, **words, "facts": _floats(tree["facts"])})
+        words = {name: intern(tree.get(name, "")) for name in ("link", "where", "prompt")}
+        lists = {name: tuple(tree.get(name, ())) for name in ("shape", "histogram")}
+        return LinkNote(**{**tree, **numbers, **words, **lists, "facts": _floats(tree["facts"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +199,8 @@ def from_json(line: str) -> Event:
 
 def encodable(value: Any) -> Any:
     """The same value for JSON: NaN and inf as strings, a verdict as its name."""
+    if type(value) in (int, str):  # most are
+        return value
     if isinstance(value, dict):
         return {str(k): encodable(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -17,10 +17,11 @@ class Metric(NamedTuple):
 
 
 class Link(NamedTuple):
-    """How one link is shown: its label, and the magnitude above which it is a warning."""
+    """How one link is shown: its label, the magnitude above which it is a warning, and what computes it."""
 
     label: str
     warning: float
+    operator: str
 
 
 _TABLES = data_tables("metrics")

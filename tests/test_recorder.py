@@ -59,6 +59,7 @@ def test_a_large_tensor_is_counted_in_parts(recorder, monkeypatch, shape):
     values = values.view(shape).t()
     monkeypatch.setattr(module, "PART", 64)
     monkeypatch.setattr(module, "LOCATE_LIMIT", 64)
+    monkeypatch.setattr(module, "SAMPLE", 64)
     with Largest() as largest:
         recorder.tensor("logits", values)
     assert largest.made <= 64

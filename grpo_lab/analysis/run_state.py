@@ -14,7 +14,7 @@ from grpo_lab.errors import GrpoLabError, Sentence
 from grpo_lab.events import Changed, Ended, Evaluated, Event, Resumed, Started, Stepped
 from grpo_lab.messages import spoken, text
 from grpo_lab.metrics import LINKS, METRICS, metric, of_objective, of_run
-from grpo_lab.runs.first_break import ChainBreak, first_break, statuses
+from grpo_lab.runs.first_break import ChainBreak, by_update, first_break, statuses
 from grpo_lab.runs.outcome import Learned, Outcome, outcome, poisoned
 from grpo_lab.training.guards import GUARDS
 
@@ -81,6 +81,8 @@ _RESULTS = {Learned.LEARNED: "done, learned", Learned.NOTHING: "done, learned no
 _RESULTS |= {Learned.LOST: "done, reward lost", Learned.UNKNOWN: "done"}
 _KINDS = {Verdict.SKIP_STEP: "skipped", Verdict.ROLL_BACK: "rolled back", Verdict.STOP: "stopped"}
 _DOING = {Verdict.SKIP_STEP: "skipping", Verdict.ROLL_BACK: "rolling back", Verdict.STOP: "stopping"}
+_ONCE = ("probabilities", "rewards", "advantages", "old_logprobs", "ref_logprobs", MULTINOMIAL)
+"""Links that are noted once a step, before its updates."""
 _WATCHED = ("grad_norm", "kl", "loss", "ratio/max")
 
 
@@ -143,6 +145,8 @@ class Screen:
     marks: tuple[Mark, ...]
     statuses: dict[int, dict[str, str]]
     """Step -> link -> `healthy`, `warning` or `broken`; a link that was not reached is absent."""
+    updates: dict[int, tuple[dict[str, str], ...]]
+    """Step -> the same of each of its updates, and of one that was not made; what is noted once a step is in all."""
     first_break: ChainBreak | None
     crash_step: int | None
     crash_kind: str
@@ -203,6 +207,7 @@ class Fold:
         self._evaluations_of: dict[str, tuple[list[int], list[float]]] = {}
         self._marks: list[Mark] = []
         self._strip: dict[int, dict[str, str]] = {}
+        self._updates: dict[int, tuple[dict[str, str], ...]] = {}
         self._rows: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
         self._tallies: dict[str, dict[str, Tally]] = {"guard": {}, "fault": {}}
         self._first_break: ChainBreak | None = None
@@ -254,6 +259,7 @@ class Fold:
             evaluations=_series(self._evaluations),
             marks=(*self._marks, *crashed),
             statuses=self._statuses(crash_step),
+            updates=self._of_updates(crash_step),
             first_break=self._first_break,
             crash_step=crash_step,
             crash_kind=self._ended.crash.kind if self._ended and self._ended.crash else "",
@@ -284,8 +290,16 @@ class Fold:
         row = self._strip.get(event.step, {}) | statuses([event])[event.step]
         if "probabilities" in row:
             row[MULTINOMIAL] = "healthy"
-        self._strip[event.step] = self._rows.setdefault(tuple(row.items()), row)  # most rows are equal: keep one object
+        self._strip[event.step] = self._kept(row)
+        rows, of_step = by_update(event), {*_ONCE} if "logprobs" in row else {*_ONCE, "logits"}
+        once = {link: status for link, status in row.items() if link in of_step}
+        made = [once | rows.get(update, {}) for update in range(max(rows, default=0) + 1)]
+        self._updates[event.step] = tuple(map(self._kept, [*made, once]))
         self._poisoned = poisoned([event], self._poisoned)
+
+    def _kept(self, row: dict[str, str]) -> dict[str, str]:
+        """The same row; most rows are equal, and are one object."""
+        return self._rows.setdefault(tuple(row.items()), row)
 
     def _resume(self, event: Resumed) -> None:
         """Forget what was lost, and mark the step at which the run goes on."""
@@ -322,6 +336,14 @@ class Fold:
         if crash_step is not None and crash and crash.operator == MULTINOMIAL:
             table[crash_step] = {**table.get(crash_step, {}), MULTINOMIAL: "broken"}
         return table
+
+    def _of_updates(self, crash_step: int | None) -> dict[int, tuple[dict[str, str], ...]]:
+        """The same of each update."""
+        crash = self._ended.crash if self._ended else None
+        if crash_step not in self._updates or not crash or crash.operator != MULTINOMIAL:
+            return dict(self._updates)
+        rows = self._updates[crash_step]
+        return {**self._updates, crash_step: tuple({**row, MULTINOMIAL: "broken"} for row in rows)}
 
     def _status(self) -> tuple[str, str]:
         """The status of the run in words, and the reason."""

@@ -22,12 +22,22 @@ Run = Annotated[Path, Argument(help="A run folder, or the name of a recording; s
 
 
 @app.command(example="trace cuda-001-smollm2-135m-original")
-def trace(run: Run, out: Out = None, as_json: AsJson = False) -> None:
+def trace(
+    run: Run,
+    link: Annotated[str, Option(help="Show this link alone: its numbers, and the lines that computed it.")] = "",
+    step: Annotated[int | None, Option(help="The step of --link; by default that of the first break.")] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
     """Show which link of the chain broke first in a recorded run, and draw the chain."""
     from grpo_lab.runs.first_break import statuses
     from grpo_lab.ui import plots
 
     session = _opened(run)
+    if link:
+        from grpo_lab.analysis.anatomy import anatomy
+
+        return console.say(str(anatomy(session.events, link, step)))
     if not as_json:
         console.say_summary(session)
     figure = plots.strip_figure(session.events, title=session.config.run.name)

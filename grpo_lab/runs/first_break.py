@@ -148,14 +148,28 @@ def _caught_by(event: Stepped, note: LinkNote) -> str:
 
 def statuses(events: Iterable[Event]) -> dict[int, dict[str, str]]:
     """The status of each link in each step: `healthy`, `warning` (large, or absorbed) or `broken`; the worst counts."""
-    order = ["healthy", "warning", "broken"]
     table: dict[int, dict[str, str]] = {}
     for event in events:
         if isinstance(event, Stepped):
             row = table.setdefault(event.step, {})
-            for note in event.links:
-                row[note.link] = max(row.get(note.link, "healthy"), _status(note, event.links), key=order.index)
+            for each in by_update(event).values():
+                for link, status in each.items():
+                    row[link] = worse(row.get(link, "healthy"), status)
     return table
+
+
+def by_update(event: Stepped) -> dict[int, dict[str, str]]:
+    """The statuses of the links of a step, by update; before the first update they are those of update 0."""
+    table: dict[int, dict[str, str]] = {}
+    for note in event.links:
+        row = table.setdefault(note.update, {})
+        row[note.link] = worse(row.get(note.link, "healthy"), _status(note, event.links))
+    return table
+
+
+def worse(one: str, other: str) -> str:
+    """The worse of two statuses."""
+    return max(one, other, key=("healthy", "warning", "broken").index)
 
 
 def _status(note: LinkNote, links: Sequence[LinkNote]) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from grpo_lab.core.batch import Batch
+from grpo_lab.core.hooks import Context, Stage
 from grpo_lab.errors import ModelError
 from grpo_lab.events import LinkNote
 from grpo_lab.metrics import of_objective
@@ -32,10 +33,19 @@ SUMMED = {"loss", "num_tokens", "judge/time"}
 """Metrics that are added up over the objectives of a run."""
 PART = 2**22
 """Elements counted at once, so that counting needs no second tensor of the size of the logits."""
+SAMPLE = 256
+"""Elements of a tensor, or of MOST_TENSORS tensors together, that a histogram counts: every n-th."""
+MOST_TENSORS = 4
+"""Weights, or their gradients or moments, that a histogram counts."""
+DECADES = [*(10.0**power for power in range(-7, 8)), math.inf]
+"""The upper ends of the buckets of a histogram, which do not belong to them."""
+PROMPT_LENGTH = 60
+"""Characters of a prompt that a note keeps."""
 Number = Tensor | float
 """A number (), or numbers (n,), that may still be on a GPU."""
 
 
+Sample = Tensor | np.ndarray
 Key = tuple[str, int, str]
 """Link, update and pass of a note; notes of one key are merged."""
 
@@ -45,8 +55,10 @@ class _Pending(NamedTuple):
 
     key: Key
     statistics: Sequence[Number]
-    read: Callable[[Sequence[float]], LinkNote]
-    """The note, from the statistics once they are on the host."""
+    read: Callable[[Sequence[float], tuple[int, ...]], LinkNote]
+    """The note, from the statistics once they are on the host, and its histogram."""
+    sample: Sample | None = None
+    """The elements that the histogram counts."""
 
 
 class Notes(NamedTuple):
@@ -65,6 +77,14 @@ class Recorder:
         self._metrics: list[tuple[str, str, int, Number]] = []
         self.objective = ""
         """Name of the objective to which the next notes and metrics belong, "" for all together."""
+        self.context: Context | None = None
+        """The step, whose micro-batch says whose completion a row is; None outside of a run."""
+        self.decode: Callable[[list[int]], str] | None = None
+        """From tokens to the text of a prompt."""
+        self._whole: dict[str, Batch] = {}
+        """The step's batch, by objective."""
+        self._rows: dict[int, tuple[list[int], list[list[int]]]] = {}
+        """Of each batch of the notes that are being read."""
 
     def metric(self, name: str, value: Tensor, update: int = 0) -> None:
         """Note one number, a tensor (). Micro-batches of one update add up; see LARGEST for several updates."""
@@ -92,6 +112,7 @@ class Recorder:
 
     def batch(self, batch: Batch, ends: Tensor) -> None:
         """Note lengths, entropy and log-probabilities of a batch; completions end with one of the tokens (E,)."""
+        self._whole[self.objective] = batch
         mask = batch.completion_mask
         for link, values in (("old_logprobs", batch.old_logprobs), ("ref_logprobs", batch.ref_logprobs)):
             if values is not None:
@@ -105,22 +126,48 @@ class Recorder:
         self.metric("entropy", batch.entropy[mask].mean())
 
     def tensor(self, link: str, value: Tensor, update: int = 0, note: str = "") -> None:
-        """Note a tensor of any shape: largest magnitude, number of elements not finite, and place of the worst one."""
-        numel, seen = value.numel(), value.detach()
-        if not numel:
+        """Note a tensor of any shape: extremes, number of elements not finite, and place of the worst one.
+
+        The histogram counts a sample of SAMPLE elements.
+        """
+        seen = value.detach()
+        if not seen.numel():
             return
-        place = [_read(seen.abs().argmax())] if value.shape and numel <= LOCATE_LIMIT else []
-        self._note(link, update, note, [*extremes(seen), *place], numel, tuple(value.shape) if place else ())
+        located = bool(value.shape) and seen.numel() <= LOCATE_LIMIT
+        self._note(link, update, note, seen, [_read(seen.abs().argmax())] if located else [])
 
     def chunk(self, link: str, value: Tensor, update: int, note: str) -> None:
         """Note a part of a tensor that is never there as a whole; notes of one link, update and pass are merged."""
-        self._note(link, update, note, extremes(value), value.numel())
+        self._note(link, update, note, value, [])
 
-    def _note(
-        self, link: str, update: int, note: str, numbers: Sequence[Number], numel: int, shape: tuple[int, ...] = ()
-    ) -> None:
+    def _note(self, link: str, update: int, note: str, value: Tensor, place: Sequence[Number]) -> None:
         key = link, update, f"{self.objective} {note}".strip()
-        self._pending.append(_Pending(key, numbers, partial(_tensor_note, key, numel, shape)))
+        of_step = self.context is None or link in ("old_logprobs", "ref_logprobs", Stage.REWARDS, Stage.ADVANTAGES)
+        batch = None if of_step or self.context is None else self.context.batch
+        owner = partial(self._owner, link, self.objective if of_step else None, batch)
+        read = partial(_tensor_note, key, tuple(value.shape), len(place), owner)
+        of_token = note == "sampling" or link == Stage.PROBABILITIES  # the first token stands for all of them
+        again = of_token and any(each.key == key for each in self._pending[-2:])
+        sample = None if again else sample_of([value])
+        self._pending.append(_Pending(key, [*place, *extremes(value)], read, sample))
+
+    def _owner(
+        self, link: str, objective: str | None, batch: Batch | None, index: Sequence[int], shape: Sequence[int]
+    ) -> tuple[dict[str, float], str]:
+        """Prompt, completion and token of an element, from 1, and the text of the prompt; nothing if it has none.
+
+        A completion's number counts those of its prompt that are in the batch.
+        """
+        of_prompts = link in (Stage.REWARDS, Stage.ADVANTAGES)
+        batch = batch if objective is None else self._whole.get(objective)
+        if batch is None or shape[0] != len(batch.prompt_ids if of_prompts else batch.group):
+            return {}, ""
+        groups, prompts = self._rows.get(id(batch)) or self._rows.setdefault(id(batch), _rows(batch))
+        group = index[0] if of_prompts else groups[index[0]]
+        number = index[1] if of_prompts else groups[: index[0]].count(group)
+        token = {} if of_prompts else {"token": index[1] + 1.0}
+        words = self.decode(prompts[group]) if self.decode else ""
+        return {"prompt": group + 1.0, "completion": number + 1.0, **token}, words[-PROMPT_LENGTH:]
 
     @torch.no_grad()
     def parameters(
@@ -133,6 +180,7 @@ class Recorder:
     ) -> Tensor:
         """Note a tensor per parameter by their 2-norms, and return those norms (tensors,) in fp32.
 
+        The histogram counts a sample of MOST_TENSORS of them.
         Elements that are not finite are counted at `flush`, and only where a norm is not finite.
         Raises ModelError where there is no tensor.
         """
@@ -141,7 +189,9 @@ class Recorder:
         norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32))  # type: ignore[attr-defined]
         numel = sum(tensor.numel() for tensor in tensors)
         key = link, update, ""
-        self._pending.append(_Pending(key, [norms], partial(_parameters_note, key, names, tensors, numel, facts or {})))
+        sample = sample_of(tensors[:: -(-len(tensors) // MOST_TENSORS)])
+        read = partial(_parameters_note, key, names, tensors, numel, facts or {})
+        self._pending.append(_Pending(key, [norms], read, sample))
         return norms
 
     def moments(
@@ -176,7 +226,8 @@ class Recorder:
         (norms,) = last.statistics
         assert isinstance(norms, Tensor)
         total, *each = torch.hstack([norms.norm(), norms]).tolist()
-        self._pending[-1] = _finished(last.key, last.read(each))
+        note = last.read(each, ())
+        self._pending[-1] = last._replace(statistics=(), read=lambda _, counts: replace(note, histogram=counts))
         return total
 
     def mark(self) -> tuple[int, int]:
@@ -185,13 +236,20 @@ class Recorder:
 
     def take(self, mark: tuple[int, int] = (0, 0)) -> Notes:
         """Take away the notes and metrics since the mark, moved to the host at once."""
+        self._rows = {}
         pending, self._pending = self._pending[mark[0] :], self._pending[: mark[0]]
         metrics, self._metrics = self._metrics[mark[1] :], self._metrics[: mark[1]]
-        numbers = _on_host([number for note in pending for number in note.statistics] + [row[-1] for row in metrics])
+        statistics = [number for note in pending for number in note.statistics]
+        samples = [note.sample for note in pending if note.sample is not None]
+        on_device = [sample for sample in samples if isinstance(sample, Tensor)]
+        numbers = _on_host([*on_device, *statistics, *(row[-1] for row in metrics)])
+        read = [np.fromiter(numbers, float, len(each)) if isinstance(each, Tensor) else each for each in samples]
+        histograms = _histograms(read) if read else iter(())
         links = []
         for note in pending:
             count = sum(number.numel() if isinstance(number, Tensor) else 1 for number in note.statistics)
-            links.append((note.key, note.read([*itertools.islice(numbers, count)])))
+            histogram = () if note.sample is None else next(histograms)
+            links.append((note.key, note.read([*itertools.islice(numbers, count)], histogram)))
         return Notes(links, [(name, whose, update, next(numbers)) for name, whose, update, _ in metrics])
 
     def put(self, notes: Notes, rank: int) -> None:
@@ -209,6 +267,7 @@ class Recorder:
         merged: dict[Key, LinkNote] = {}
         for key, note in notes.links:
             merged[key] = _worse(merged[key], note) if key in merged else note
+        self._whole.clear()
         return tuple(merged.values()), _reduce(notes.metrics)
 
 
@@ -256,6 +315,47 @@ def extremes(value: Tensor) -> list[Number]:
     return [low, high, *(_read((part - part).count_nonzero()) for part in parts)]  # 0 unless an element is NaN or inf
 
 
+def sample_of(tensors: Sequence[Tensor]) -> Sample:
+    """Every n-th element (n,) of tensors of any shape, SAMPLE at most, without a copy of a tensor or a wait for it."""
+    parts = [_every(each.detach(), -(-each.numel() * len(tensors) // SAMPLE)) for each in tensors]
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts).float()  # type: ignore[arg-type]
+    return np.concatenate(parts) if parts[1:] else parts[0]  # type: ignore[arg-type]
+
+
+def _every(value: Tensor, step: int) -> Sample:
+    while value.shape and math.gcd(step, value.shape[-1]) > 1:
+        step += 1  # so that it goes through all columns
+    if value.device.type == "cpu" and value.dtype != torch.bfloat16:
+        return value.numpy().flat[::step]  # a third of the time of torch, and a copy of these elements
+    if value.is_contiguous():
+        return value.view(-1)[::step]
+    return value[torch.unravel_index(torch.arange(0, value.numel(), step, device=value.device), value.shape)]
+
+
+def _histograms(samples: Sequence[np.ndarray]) -> Iterator[tuple[int, ...]]:
+    """`LinkNote.histogram` of each sample (n,), counted in one pass; a NaN lies behind the last bucket."""
+    width, lengths = len(DECADES) + 1, [len(each) for each in samples]
+    places = _ENDS.searchsorted(np.abs(np.concatenate(samples)), side="right")
+    places += np.repeat(width * np.arange(len(samples)), lengths)
+    counts = np.bincount(places, minlength=width * len(samples)).reshape(-1, width)
+    return (tuple(row) for row in counts[:, :-1].tolist())
+
+
+_ENDS = np.array(DECADES, dtype=np.float32)
+
+
+def _rows(batch: Batch) -> tuple[list[int], list[list[int]]]:
+    """The prompt's row of each completion, and the tokens of each prompt without padding, moved at once."""
+    groups, (count, _) = len(batch.group), batch.prompt_ids.shape
+    together = [batch.group, batch.prompt_mask.sum(dim=1), batch.prompt_ids.flatten()]
+    numbers = torch.cat(together).tolist()
+    lengths, ids = numbers[groups : groups + count], numbers[groups + count :]
+    width = len(ids) // max(1, count)
+    ends = [(row + 1) * width for row in range(count)]
+    return numbers[:groups], [ids[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
 def _read(number: Tensor) -> Number:
     """A number as `flush` will find it: still on its device where reading it would wait."""
     return number if number.is_cuda else number.item()
@@ -285,19 +385,31 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> int:
 
 
 def _finished(key: Key, note: LinkNote) -> _Pending:
-    return _Pending(key, (), lambda numbers: note)
+    return _Pending(key, (), lambda numbers, histogram: note)
 
 
-def _tensor_note(key: Key, numel: int, shape: tuple[int, ...], numbers: Sequence[float]) -> LinkNote:
-    """The note of a tensor, located if it has a shape, from its extremes, its counts of broken elements and a place."""
-    link, update, where = key
-    low, high, *counts = numbers
-    if shape:
-        *counts, place = counts
-        index = ", ".join(str(int(i)) for i in np.unravel_index(int(place), shape))
-        where = f"{where} [{index}]".strip()
+def _tensor_note(
+    key: Key,
+    shape: tuple[int, ...],
+    places: int,
+    owner: Callable[..., tuple[dict[str, float], str]],
+    numbers: Sequence[float],
+    histogram: tuple[int, ...],
+) -> LinkNote:
+    """The note of a tensor from the place of its worst element (`places` is 0 without one), extremes, and counts of
+    broken elements."""
+    (link, update, where), prompt = key, ""
+    place, (low, high, *broken) = numbers[:places], numbers[places:]
+    facts = {"lowest": low, "highest": high}
+    if place:
+        index = [int(each) for each in np.unravel_index(int(place[0]), shape)]
+        where = f"{where} {index}".strip()
+        of_batch, prompt = owner(index, shape)
+        facts |= of_batch
     magnitude = max(abs(low), abs(high))  # both are NaN where any element is
-    return LinkNote(link, update, magnitude, float(sum(counts)), numel, where)
+    return LinkNote(
+        link, update, magnitude, float(sum(broken)), math.prod(shape), where, facts, shape, histogram, prompt
+    )
 
 
 def _parameters_note(
@@ -307,16 +419,25 @@ def _parameters_note(
     numel: int,
     facts: dict[str, float],
     norms: Sequence[float],
+    histogram: tuple[int, ...],
 ) -> LinkNote:
     """The note of a tensor per parameter, from their norms. Only tensors whose norm is not finite are counted."""
     sizes = [norm if math.isfinite(norm) else math.inf for norm in norms]
-    where = names[sizes.index(max(sizes))]  # the first that is not finite, or else the largest
+    worst = sizes.index(max(sizes))  # the first that is not finite, or else the largest
     suspects = [tensor for tensor, norm in zip(tensors, norms, strict=True) if not math.isfinite(norm)]
     broken = float(count_nonfinite(suspects)) if suspects else 0.0
-    return LinkNote(key[0], key[1], math.sqrt(sum(norm * norm for norm in norms)), broken, numel, where, facts)
+    magnitude, shape = math.sqrt(sum(norm * norm for norm in norms)), tuple(tensors[worst].shape)
+    return LinkNote(key[0], key[1], magnitude, broken, numel, names[worst], facts, shape, histogram)
 
 
 def _worse(old: LinkNote, new: LinkNote) -> LinkNote:
-    """Merge two notes of one link: sizes add up, and the worse note gives magnitude and place."""
+    """Merge two notes of one link: sizes and histograms add up, and the worse note gives magnitude and place."""
     worse = new if not old.broken and not (new.magnitude <= old.magnitude) else old
-    return replace(worse, nonfinite=old.nonfinite + new.nonfinite, numel=old.numel + new.numel)
+    counts = [note.histogram for note in (old, new) if note.histogram]
+    facts, histogram = dict(worse.facts), tuple(map(sum, zip(*counts, strict=True)))
+    for name, end in (("lowest", min), ("highest", max)):
+        if name in facts:
+            both = [note.facts[name] for note in (old, new)]
+            facts[name] = math.nan if any(map(math.isnan, both)) else end(both)
+    numbers = {"nonfinite": old.nonfinite + new.nonfinite, "numel": old.numel + new.numel}
+    return replace(worse, **numbers, facts=facts, histogram=histogram)

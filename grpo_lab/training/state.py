@@ -69,6 +69,7 @@ class Training:
         self.reference: Any = None
         self.may_have_reference = needs_reference(config)
         self.recorder = Recorder()
+        self.recorder.decode = self.tokenizer.decode
         self.stage, self.steps = config.run.stages[0], range(0)
         self.updates = self._new_updates()
         self.trainer: Steps | None = None
@@ -210,7 +211,7 @@ class Training:
         self.policy.eval()
         self.updates.begin_step(index)
         config = sft.in_place_of_grpo(self.config) if self.stage == "sft" else self.config
-        return Step(
+        self.recorder.context = ctx = Step(
             index=index,
             seed=self.config.run.seed,
             config=self.config,
@@ -225,6 +226,7 @@ class Training:
             largest_move=partial(self.updates.largest_move, index),
             stage_began=self.steps.start,
         )
+        return ctx
 
     def make(self, index: int) -> Generator[Event, None, Step]:
         """Make a step, yield its event, and return its context. Any error of a step is raised after its event."""

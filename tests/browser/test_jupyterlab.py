@@ -245,3 +245,34 @@ def test_lecture_by_keys(notebook):
     expect(nb.find("start")).to_be_hidden()
     nb.find("live").click()
     expect(nb.find("start")).to_be_visible()
+
+
+def test_a_click_on_a_cell_of_the_chain_shows_the_line_of_the_installed_file(notebook):
+    """And the view fits a page of 900 pixels, in Chinese and in the dark."""
+    from grpo_lab.analysis.run_state import fold
+    from grpo_lab.runs import recordings
+    from grpo_lab.runs.session import Session
+    from grpo_lab.ui.plots import strip
+    from grpo_lab.ui.widgets.live import LiveFigure
+
+    nb = notebook("from grpo_lab.ui.widgets import Panel\n\nPanel(recording='lecture-cuda-001')")
+    nb.run_cell(0)
+    says(nb, "status", "crashed in torch.multinomial")
+    figure, screen = LiveFigure(), fold(Session.open(recordings.find("lecture-cuda-001")).events)
+    figure.draw(screen, {}, (screen,))
+    (cut, high), (rest, _) = figure.sizes
+    for link, at, file, code in (
+        ("ratio", -0.12, "core/loss.py", "ratio = log_ratio.exp()"),
+        ("gradients", -0.12, "core/train.py", "loss.backward()"),
+    ):
+        x, y = figure._axes["strip"].transData.transform((at, list(strip.ROWS).index(link)))
+        box = nb.find("chain").bounding_box()
+        position = {"x": (x - cut) / rest * box["width"], "y": (1 - y / high) * box["height"]}
+        nb.find("chain").click(position=position)
+        line = nb.find("opened").locator(".grpo-lab-computed").first
+        expect(line).to_contain_text(code)
+        path, _, number = nb.find("opened").locator("p code").first.inner_text().rpartition(":")
+        assert path.endswith(file)
+        installed = Path(path).read_text(encoding="utf-8").split("\n")[int(number) - 1]
+        assert line.inner_text().strip() == f"{number}  {installed}", "the line of the file that the kernel runs"
+    assert nb.find("opened").evaluate("it => it.scrollWidth <= it.clientWidth + 1")

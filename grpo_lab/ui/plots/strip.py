@@ -28,8 +28,8 @@ _NOT_USED = -2
 def span(screens: Collection[Screen], room: int = 10) -> tuple[int, int]:
     """The first step to show and the one after the last.
 
-    A run that ended early leaves room for its planned steps, at most `room`, doubled until the steps fit; before the
-    first event, `room` steps are shown.
+    A run leaves room for its planned steps, at most `room`, doubled until the steps fit; before the first event, `room`
+    steps are shown. Runs that are over, and made no more than a quarter of them, fill the axis.
     """
     steps = [step for screen in screens for step in (*screen.statuses, screen.step) if step >= 0]
     steps += [screen.crash_step for screen in screens if screen.crash_step is not None]
@@ -37,22 +37,47 @@ def span(screens: Collection[Screen], room: int = 10) -> tuple[int, int]:
     while room < end - first:
         room *= 2
     planned = max((screen.num_steps for screen in screens), default=0) or (0 if steps else room)
-    return first, max(end, min(planned, first + room))
+    whole = max(end, min(planned, first + room))
+    short = steps and all(screen.over for screen in screens) and 4 * (end - first) <= whole - first
+    return first, end if short else whole
+
+
+def columns(screen: Screen, steps: tuple[int, int], inches: float) -> int:
+    """The columns of a step: one for each of its updates if that many fit into the width of the strip, else 1."""
+    planned = [config.get("loss", {}).get("num_iterations", 1) for _, config in screen.settings]
+    count = max([1, *planned, *(len(rows) - 1 for rows in screen.updates.values())])
+    return count if _fits(count * (steps[1] - steps[0]), inches) else 1
+
+
+def cell(screen: Screen, steps: tuple[int, int], inches: float, x: float, y: float) -> tuple[str, int, int | None]:
+    """The link, step and update of a cell at this place in data coordinates; no update where a step has one column.
+
+    Of several steps in a column it is the first with the column's worst status.
+    """
+    link, each, (first, end) = _ORDER[min(max(0, round(y)), len(_ORDER) - 1)], columns(screen, steps, inches), steps
+    inside = min(max(0.0, x + 0.5 - first), end - first - 0.001)
+    if each > 1:
+        return link, first + int(inside), int(inside % 1 * each)
+    width = math.ceil((end - first) / _COLUMNS)
+    begin = first + int(inside) // width * width
+    found = [_CODES.get(screen.statuses.get(step, {}).get(link, ""), -1) for step in range(begin, begin + width)]
+    return link, begin + found.index(max(found)), None
 
 
 def draw(
     axes: Axes, screen: Screen, steps: tuple[int, int], names: bool = True, say: Callable[[str], str] = str
 ) -> None:
     """Draw the statuses as cells, outline and name the first break, and mark the actions of guards below."""
-    first, end = steps
-    cells, width = grid(screen, first, end)
+    (first, end), each = steps, columns(screen, steps, style.figure_of(axes)[1])
+    cells, width = grid(screen, first, end, each)
     colours = ListedColormap(list(style.STATUSES.values()))
-    extent = (first - 0.5, first - 0.5 + cells.shape[1] * width, len(ROWS) - 1.5, -0.5)
+    extent = (first - 0.5, first - 0.5 + cells.shape[1] * width / each, len(ROWS) - 1.5, -0.5)
     options: dict[str, Any] = {"cmap": colours, "vmin": 0, "vmax": len(style.STATUSES) - 1, "interpolation": "nearest"}
     axes.imshow(cells, aspect="auto", extent=extent, gid="cells", **options)
     axes.hlines(np.arange(len(ROWS) - 1) + 0.5, first - 0.5, end - 0.5, color="white", lw=1.5)
     if _fine(axes, first, end):
-        axes.vlines(np.arange(first, end) + 0.5, -0.5, len(ROWS) - 1.5, color="white", lw=1.5)
+        edges = np.arange(each, each * (end - first + 1)) / each + first - 0.5
+        axes.vlines(edges, -0.5, len(ROWS) - 1.5, color="white", lw=np.where(np.arange(len(edges)) % each, 0.6, 1.5))
     for gid, (x, y) in points(axes, screen, steps, cells).items():
         kind = gid.removeprefix("mark ")
         cross = {"ls": "none", "marker": "x", "ms": 6, "mew": 1.8, "mec": "white"}
@@ -66,8 +91,9 @@ def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray
     """The moving points of the strip: crosses on broken cells, where steps are few, and every kind of mark."""
     found: Points = {}
     if _fine(axes, *steps):
-        rows, columns = np.nonzero((cells == _CODES["broken"]) | (cells == _CODES["broken later"]))
-        found["broken"] = (columns + steps[0], rows)
+        rows, places = np.nonzero((cells == _CODES["broken"]) | (cells == _CODES["broken later"]))
+        each = max(1, round(cells.shape[1] / (steps[1] - steps[0])))
+        found["broken"] = ((places + 0.5) / each - 0.5 + steps[0], rows)
     for kind in style.MARKS:
         between = 0.5 if kind == "changed" else 0.0  # settings change before a step
         marked = thinned(screen.marked(kind)) - between
@@ -75,37 +101,55 @@ def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray
     return found
 
 
-def grid(screen: Screen, first: int, end: int) -> tuple[np.ndarray, int]:
+def grid(screen: Screen, first: int, end: int, each: int = 1) -> tuple[np.ndarray, int]:
     """(links, columns) codes, each the worst status in its column, and the number of steps in a column.
 
-    A link that a step did not note though it went on past it, such as clipped gradients without clipping, is not used.
+    A step has `each` columns, one an update. A link that a step did not note though it went on past it, such as clipped
+    gradients without clipping, is not used.
     """
     width = math.ceil((end - first) / _COLUMNS)
     count = math.ceil((end - first) / width)
-    rows = {id(row): row for row in screen.statuses.values()}  # most steps share one object: each is encoded once
+    shown = {step: row for step, row in screen.statuses.items() if first <= step < end}
+    by_column = {
+        (step - first) * each + part: screen.updates[step][min(part, len(screen.updates[step]) - 1)]
+        if each > 1 and step in screen.updates
+        else row
+        for step, row in shown.items()
+        for part in range(each)
+    }
+    rows = {id(row): row for row in by_column.values()}  # most steps share one object: each is encoded once
     number = {key: index for index, key in enumerate(rows, start=1)}
     codes = [_codes(row) for row in rows.values()]
-    steps = np.fromiter(screen.statuses, dtype=int)
-    numbers = np.fromiter(map(number.__getitem__, map(id, screen.statuses.values())), dtype=int)
-    inside = (steps >= first) & (steps < end)
-    by_step = np.zeros(count * width, dtype=int)
-    by_step[steps[inside] - first] = numbers[inside]
+    places = np.fromiter(by_column, dtype=int)
+    numbers = np.fromiter(map(number.__getitem__, map(id, by_column.values())), dtype=int)
+    by_place = np.zeros(count * width * each, dtype=int)
+    by_place[places] = numbers
     table = np.array([[-1] * (len(ROWS) - 1), *codes])
-    by_step_and_link = table[by_step]
-    _fade(by_step_and_link, screen.first_break, first)
-    cells = by_step_and_link.reshape(count, width, -1).max(1).T
+    by_place_and_link = table[by_place]
+    _fade(by_place_and_link, screen, first, each)
+    cells = by_place_and_link.reshape(count * each, width, -1).max(1).T
     cells = np.where(cells == _NOT_USED, _CODES["not used"], cells)
     return np.where(cells < 0, _CODES["not reached"], cells), width
 
 
-def _fade(codes: np.ndarray, found: ChainBreak | None, first: int) -> None:
-    """Fade the links of the table (steps from `first`, links) that broke after the first break; never the crash."""
+def _fade(codes: np.ndarray, screen: Screen, first: int, each: int) -> None:
+    """Fade the links of the table (columns from `first`, links) that broke after the first break; never the crash."""
+    found = screen.first_break
     if found and found.link in LINKS:
-        later = codes[max(0, found.step - first) :] == _CODES["broken"]
+        link, begin = _ORDER.index(found.link), (found.step - first) * each
+        later = codes[max(0, begin) :] == _CODES["broken"]
         later[:, _ORDER.index(MULTINOMIAL)] = False
-        if found.step >= first:
-            later[:1, _ORDER.index(found.link)] = False
-        codes[max(0, found.step - first) :][later] = _CODES["broken later"]
+        if begin >= 0:
+            at, size = _part(screen, found, each)
+            later[at : at + size, link] = False
+        codes[max(0, begin) :][later] = _CODES["broken later"]
+
+
+def _part(screen: Screen, found: ChainBreak, each: int) -> tuple[int, int]:
+    """The column of the first break in its step, and its width: that of the step for a link that is noted once."""
+    rows = screen.updates.get(found.step, ())
+    once = each == 1 or not rows or (all(found.link in row for row in rows) and len({id(row) for row in rows}) == 1)
+    return (0, each) if once else (found.update, 1)
 
 
 def _codes(row: Mapping[str, str]) -> list[int]:
@@ -155,7 +199,11 @@ def legend(
 
 
 def _fine(axes: Axes, first: int, end: int) -> bool:
-    return end - first <= style.FINE * style.figure_of(axes)[1] / 10
+    return _fits(end - first, style.figure_of(axes)[1])
+
+
+def _fits(count: int, inches: float) -> bool:
+    return count <= style.FINE * inches / 10
 
 
 def _frame(axes: Axes, screen: Screen, first: int, end: int, names: bool, say: Callable[[str], str]) -> None:
@@ -166,27 +214,36 @@ def _frame(axes: Axes, screen: Screen, first: int, end: int, names: bool, say: C
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=style.SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12 if names else 6))
-    axes.set_xlabel(say("step"), fontsize=style.NORMAL)
+    by_update = columns(screen, (first, end), style.figure_of(axes)[1]) > 1
+    axes.set_xlabel(say("step, a column an update" if by_update else "step"), fontsize=style.NORMAL)
     axes.spines[:].set_visible(False)
 
 
 def _first_break(axes: Axes, screen: Screen, first: int, end: int, say: Callable[[str], str]) -> None:
     found, narrow = screen.first_break, (end - first) * 0.008
     if found and found.link in ROWS:
-        width = max(1.0, narrow)
-        corner = (found.step - width / 2, _ORDER.index(found.link) - 0.5)
+        each = columns(screen, (first, end), style.figure_of(axes)[1])
+        at, size = _part(screen, found, each)
+        width, middle, row = (
+            max(size / each, narrow),
+            found.step - 0.5 + (at + size / 2) / each,
+            _ORDER.index(found.link),
+        )
+        corner = (middle - width / 2, row - 0.5)
         axes.add_patch(
             Rectangle(corner, width, 1, fill=False, ec="black", lw=2.5, gid="first break", zorder=6, clip_on=False)
         )
-        words = say("first break: step {}").format(found.step)
-        _beside(axes, words, found.step, _ORDER.index(found.link), width / 2, first, end)
+        words = say("first break" if each > 1 else "first break: step {}").format(found.step)
+        _beside(axes, words, middle, row, width / 2, first, end)
     if screen.crash_step is not None:
         end_of_chain = screen.statuses.get(screen.crash_step, {}).get(MULTINOMIAL) == "broken"
         row = _ORDER.index(MULTINOMIAL if end_of_chain else "")
         _beside(axes, say("crash"), screen.crash_step, row, max(0.5, narrow), first, end, color=style.VERMILLION)
 
 
-def _beside(axes: Axes, text: str, step: int, row: int, gap: float, first: int, end: int, color: str = "black") -> None:
+def _beside(
+    axes: Axes, text: str, step: float, row: int, gap: float, first: int, end: int, color: str = "black"
+) -> None:
     right = step < (first + end) / 2
     x = step + gap if right else step - gap
     box = {"facecolor": "white", "edgecolor": color, "boxstyle": "square,pad=0.12", "alpha": 0.95}

@@ -48,6 +48,12 @@ class History:
         """The number of steps."""
         return len(self._steps)
 
+    @property
+    def events(self) -> list[Event]:
+        """The events so far."""
+        with self._lock:
+            return list(self._events)
+
     def show(self, event: Event) -> None:
         """Take the next event of a run that goes on."""
         with self._lock:
@@ -437,11 +443,14 @@ _CSS = Path(__file__).with_name("panel.css")
 
 
 class BrowserPart(anywidget.AnyWidget):
-    """The invisible part in the browser: scrolling into view, alternative text, values of sliders, dark or light."""
+    """The invisible part in the browser: scrolling into view, alternative text, values of sliders, clicks, theme."""
 
     _esm = Path(__file__).with_name("panel.js")
     alt = traitlets.Unicode().tag(sync=True)
     """The alternative text of the panel's picture."""
+    clicked = traitlets.Dict().tag(sync=True)
+    """The last click on a picture: its `half`, `curves` or `chain`, `x` and `y` from its upper left corner as fractions
+    of its size, and `n`, the number of clicks so far. An arrow key on the curves gives `by`, -1 or 1, for x and y."""
     dark = traitlets.Bool().tag(sync=True)
     """Whether the page has a dark theme; the browser sets it."""
     running = traitlets.Bool().tag(sync=True)
@@ -479,7 +488,7 @@ class Controls:
         self._name = ipywidgets.Text(value="A", layout={"width": "220px"}, description=text("panel.name"), style=STYLE)
         self._about, self._kept, self._broken = parts.words("about"), parts.words("kept"), ipywidgets.HTML()
         self._status, self._samples, self._acted = map(parts.words, ("status", "samples", "guards"))
-        self._table = parts.words("table")
+        self._table, self._anatomy = parts.words("table"), parts.words("opened")
         self._banner = parts.box("banner", [self._broken, self._button("healthy", "healthy")], ipywidgets.VBox)
         self._banner.layout.display = "none"
         # The style sheet has the shapes of the pictures, so that nothing moves when the first frames come.
@@ -490,7 +499,7 @@ class Controls:
         below = parts.box("below", [self._banner, self._table, self._acted, self._samples], ipywidgets.VBox)
         rows = [
             *(style, parts.box("bar", [*self._buttons.values(), self._pace]), self._status),
-            *(parts.box("figure", [self._curves, self._chain]), self.timeline.widget),
+            *(parts.box("figure", [self._curves, self._chain]), self.timeline.widget, self._anatomy),
             *(parts.box("columns", [tabs, below]), self.browser),
         ]
         self.widget = parts.box("panel", rows, ipywidgets.VBox)
@@ -532,6 +541,10 @@ class Controls:
     def show_pictures(self, curves: bytes, chain: bytes) -> None:
         """Replace the two pictures."""
         self._curves.value, self._chain.value = curves, chain
+
+    def show_anatomy(self, words: str) -> None:
+        """Show the anatomy of a cell below the figure; nothing closes it."""
+        self._anatomy.value = words
 
     def show_words(self, screen: Screen, paused: bool, own: str, note: str) -> None:
         """Update status, banner, samples, guards that acted and, where it is open, the table."""

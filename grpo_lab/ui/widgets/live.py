@@ -90,8 +90,12 @@ CURVES_AT, CURVES_HIGH = (0.04, 0.652), 3.98
 """Left and right of the curves as fractions of the width, and their height in inches."""
 CHAIN_AT, CHAIN_HIGH = (0.788, 0.995), 3.25
 """The same of the chain's cells."""
+CHAIN_WIDE = WIDE * (CHAIN_AT[1] - CHAIN_AT[0])
 SPLIT = 0.66
 """The fraction of the width at which the figure is cut in two, so that a narrow page shows one half below the other."""
+
+_AROUND = 8
+"""Pixels outside of axes in which a click still belongs to them: symbols at an edge are not cut off."""
 
 
 class LiveFigure:
@@ -122,6 +126,22 @@ class LiveFigure:
         cut = round(SPLIT * width)
         return (cut, height), (width - cut, height)
 
+    def place(self, half: str, x: float, y: float) -> tuple[str, float, float] | None:
+        """Where a point of a half, in fractions from its upper left corner, lies: the metric of its curves or `strip`,
+        the step and the value. None outside of the axes."""
+        (cut, height), (rest, _) = self.sizes
+        pixel = (x * cut if half == "curves" else cut + x * rest), (1 - y) * height
+        with DRAWING:
+            for name, axes in self._axes.items():
+                if axes.get_window_extent().padded(_AROUND).contains(*pixel):
+                    return name, *axes.transData.inverted().transform(pixel).tolist()
+        return None
+
+    def cell(self, screen: Screen, whole: Sequence[Screen], x: float, y: float) -> tuple[str, int, int | None] | None:
+        """The link, step and update of the chain's cell at a point of its half, as fractions; None outside of cells."""
+        place = self.place("chain", x, y)
+        return place and strip.cell(screen, strip.span(whole or [screen], ROOM), CHAIN_WIDE, *place[1:])
+
     def png(self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()) -> bytes:
         """The screen as a PNG, over the curves of kept runs.
 
@@ -145,16 +165,17 @@ class LiveFigure:
             return self._draw(screen, kept or {}, whole)
 
     def _draw(self, screen: Screen, kept: Mapping[str, Screen], whole: Sequence[Screen]) -> memoryview:
-        steps = strip.span([screen, *kept.values(), *whole], ROOM)
+        of_chain = strip.span(whole or [screen], ROOM)
+        steps = strip.span([*(whole or [screen]), *kept.values()], ROOM)
         series = {name: curves.rows_of(name, screen) for name in CURVES}
         scales = {name: self._scale(name, series[name], screen, [*kept.values(), *whole]) for name in CURVES}
         moves = {name: curves.points(name, series[name], scales[name], screen) for name in CURVES}
-        cells, _ = strip.grid(screen, *steps)
-        key = _key(screen, kept, steps, scales, moves)
+        cells, _ = strip.grid(screen, *of_chain, strip.columns(screen, of_chain, CHAIN_WIDE))
+        key = _key(screen, kept, (steps, of_chain, cells.shape), scales, moves)
         if key != self._key:
-            self._draw_background(screen, kept, steps, scales, moves)
+            self._draw_background(screen, kept, steps, of_chain, scales, moves)
             self._key = key
-        moves["strip"] = strip.points(self._axes["strip"], screen, steps, cells)
+        moves["strip"] = strip.points(self._axes["strip"], screen, of_chain, cells)
         for name, found in moves.items():
             for gid, (x, y) in found.items():
                 self._lines[name][gid].set_data(x, y)
@@ -169,7 +190,9 @@ class LiveFigure:
         rows = [*series, *(each for other in others for each in curves.rows_of(name, other))]
         return scale_of(name, curves.numbers(name, rows, screen, [screen, *others]), steady=True)
 
-    def _draw_background(self, screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> None:
+    def _draw_background(
+        self, screen: Screen, kept: Mapping[str, Screen], steps: Any, of_chain: Any, scales: Any, moves: Any
+    ) -> None:
         figure = self._figure
         figure.clear()
         extra = _legend(figure, kept) if kept else 0.0
@@ -179,7 +202,7 @@ class LiveFigure:
             curves.draw(axes, name, {"": screen, **kept}, steps, screen, scales[name], say)
         left, right = CHAIN_AT
         axes = self._axes["strip"] = figure.add_axes((left, 0.5 / HIGH, right - left, CHAIN_HIGH / HIGH))
-        strip.draw(axes, screen, steps, say=say)
+        strip.draw(axes, screen, of_chain, say=say)
         strip.legend(axes, [screen], say=say, columns=3)
         if len(fonts := _fonts()) > 1:
             for each in figure.findobj(Text):

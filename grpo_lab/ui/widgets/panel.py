@@ -7,7 +7,7 @@ import asyncio
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 from IPython.core.getipython import get_ipython
 from IPython.display import HTML, DisplayHandle, display
 
+from grpo_lab.analysis.anatomy import anatomy
 from grpo_lab.analysis.run_state import Screen, describe, fold
 from grpo_lab.config.catalog import preset as preset_config
 from grpo_lab.config.schema import LIVE_SECTIONS, Config, live_changes
@@ -30,6 +31,7 @@ from grpo_lab.runs.session import Session, View
 from grpo_lab.training.registry import check, without_effect
 from grpo_lab.ui import html, notebook_mode
 from grpo_lab.ui.widgets import exports
+from grpo_lab.ui.widgets.anatomy import AnatomyView
 from grpo_lab.ui.widgets.controls import Controls, History, config_of
 from grpo_lab.ui.widgets.live import LiveFigure, RenderThread, png
 
@@ -232,7 +234,10 @@ class Panel:
         first = self.figure.halves(fold(recorded.events if recorded else ())) if self._watched else (b"", b"")
         self._controls = Controls(self._call, controls, guards_shown, self.figure.sizes, first, pace)
         self.widget, self.timeline = self._controls.widget, self._controls.timeline
+        self._clicks: dict[str, Callable[[Mapping[str, Any]], None]] = {"chain": self._open_cell}
+        self._opened: object = None
         self._controls.browser.observe(lambda change: self._set_dark(change["new"]), "dark")
+        self._controls.browser.observe(lambda change: self._clicked(change["new"]), "clicked")
         self._show_runs()
         self._controls.sources.show(self.config, *self._names)
         self._refresh()
@@ -406,6 +411,27 @@ class Panel:
         self.tell(text("panel.exported", path=path))
         return path
 
+    def anatomy(self, link: str, step: int | None = None, update: int | None = None) -> AnatomyView:
+        """Show a link of the chain below the figure: its numbers, and the lines that computed it; also return it.
+
+        Without a step it is that of the first break, or the last one shown. A click on a cell of the chain does the
+        same, a second click closes it. Raises RunError for an unknown link, and where the step did not get so far.
+        """
+        view = AnatomyView(anatomy(self.timeline.history.events, link, step, update))
+        self._controls.show_anatomy(view._repr_html_())
+        return view
+
+    def _open_cell(self, click: Mapping[str, Any]) -> None:
+        screen, _, whole = self.screens()
+        cell = self.figure.cell(screen, whole, click["x"], click["y"])
+        if cell is None or not cell[0]:
+            return
+        again, self._opened = cell == self._opened, None
+        self._controls.show_anatomy("")
+        if not again:
+            self._call("anatomy", *cell)
+            self._opened = cell
+
     def tell(self, note: str) -> None:
         """Show a note in the status line; sliders and switches return to the values of the config."""
         self._note = note
@@ -427,6 +453,11 @@ class Panel:
             getattr(self, method)(*values)
         except GrpoLabError as error:
             self.tell(str(error))
+
+    def _clicked(self, click: Mapping[str, Any]) -> None:
+        """Open what a click on a half of the figure asks for; see `BrowserPart.clicked`."""
+        if opens := self._clicks.get(click["half"]):
+            opens(click)
 
     def _begin_anew(self, config: Config) -> None:
         self.stop()
@@ -452,6 +483,7 @@ class Panel:
         return self.session is not None and self.session.directory.parent == self._runs and self.session.status in ended
 
     def _load(self, events: Sequence[Event], note: str = "") -> None:
+        self._opened = self._controls.show_anatomy("")
         self._paused, self._note = False, note
         self.timeline.load(History(events))
         self.refresh()
