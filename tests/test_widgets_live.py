@@ -102,6 +102,19 @@ def test_two_halves_are_the_whole_figure():
     assert [each.shape[1::-1] for each in pixels[1:]] == list(figure.sizes)
 
 
+def test_a_point_of_a_half_has_a_metric_a_step_and_a_value():
+    figure = LiveFigure()
+    assert figure.place("curves", 0.2, 0.2) is None, "nothing is drawn yet"
+    figure.draw(fold(STORY))
+    (cut, high), (rest, _) = figure.sizes
+    for name, at in (("reward", (9, 0.5)), ("grad_norm", (12, 812.0)), ("strip", (3, 0))):
+        x, y = figure._axes[name].transData.transform(at)
+        half, x = ("chain", (x - cut) / rest) if name == "strip" else ("curves", x / cut)
+        found = figure.place(half, x, 1 - y / high)
+        assert found and (found[0], *map(lambda value: float(f"{value:.5g}"), found[1:])) == (name, *at)
+    assert figure.place("curves", 0.5, 0.5) is None, "between the axes"
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_no_words_of_a_curve_lie_over_each_other(monkeypatch, language):
     """Titles and legends share a line; in English the legend once lay over the title."""

@@ -437,11 +437,14 @@ _CSS = Path(__file__).with_name("panel.css")
 
 
 class BrowserPart(anywidget.AnyWidget):
-    """The invisible part in the browser: scrolling into view, alternative text, values of sliders, dark or light."""
+    """The invisible part in the browser: scrolling into view, alternative text, values of sliders, clicks, theme."""
 
     _esm = Path(__file__).with_name("panel.js")
     alt = traitlets.Unicode().tag(sync=True)
     """The alternative text of the panel's picture."""
+    clicked = traitlets.Dict().tag(sync=True)
+    """The last click on a picture: its `half`, `curves` or `chain`, `x` and `y` from its upper left corner as fractions
+    of its size, and `n`, the number of clicks so far. An arrow key on the curves gives `by`, -1 or 1, for x and y."""
     dark = traitlets.Bool().tag(sync=True)
     """Whether the page has a dark theme; the browser sets it."""
     running = traitlets.Bool().tag(sync=True)

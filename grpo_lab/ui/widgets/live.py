@@ -93,6 +93,9 @@ CHAIN_AT, CHAIN_HIGH = (0.788, 0.995), 3.25
 SPLIT = 0.66
 """The fraction of the width at which the figure is cut in two, so that a narrow page shows one half below the other."""
 
+_AROUND = 8
+"""Pixels outside of axes in which a click still belongs to them: symbols at an edge are not cut off."""
+
 
 class LiveFigure:
     """One Agg figure without pyplot, to be drawn by one thread at a time.
@@ -121,6 +124,17 @@ class LiveFigure:
         width, height = self._canvas.get_width_height()
         cut = round(SPLIT * width)
         return (cut, height), (width - cut, height)
+
+    def place(self, half: str, x: float, y: float) -> tuple[str, float, float] | None:
+        """Where a point of a half, in fractions from its upper left corner, lies: the metric of its curves or `strip`,
+        the step and the value. None outside of the axes."""
+        (cut, height), (rest, _) = self.sizes
+        pixel = (x * cut if half == "curves" else cut + x * rest), (1 - y) * height
+        with DRAWING:
+            for name, axes in self._axes.items():
+                if axes.get_window_extent().padded(_AROUND).contains(*pixel):
+                    return name, *axes.transData.inverted().transform(pixel).tolist()
+        return None
 
     def png(self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()) -> bytes:
         """The screen as a PNG, over the curves of kept runs.

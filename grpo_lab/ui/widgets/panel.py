@@ -7,7 +7,7 @@ import asyncio
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -232,7 +232,9 @@ class Panel:
         first = self.figure.halves(fold(recorded.events if recorded else ())) if self._watched else (b"", b"")
         self._controls = Controls(self._call, controls, guards_shown, self.figure.sizes, first, pace)
         self.widget, self.timeline = self._controls.widget, self._controls.timeline
+        self._clicks: dict[str, Callable[[Mapping[str, Any]], None]] = {}
         self._controls.browser.observe(lambda change: self._set_dark(change["new"]), "dark")
+        self._controls.browser.observe(lambda change: self._clicked(change["new"]), "clicked")
         self._show_runs()
         self._controls.sources.show(self.config, *self._names)
         self._refresh()
@@ -427,6 +429,11 @@ class Panel:
             getattr(self, method)(*values)
         except GrpoLabError as error:
             self.tell(str(error))
+
+    def _clicked(self, click: Mapping[str, Any]) -> None:
+        """Open what a click on a half of the figure asks for; see `BrowserPart.clicked`."""
+        if opens := self._clicks.get(click["half"]):
+            opens(click)
 
     def _begin_anew(self, config: Config) -> None:
         self.stop()
