@@ -23,6 +23,7 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.errors import ModelError
 from grpo_lab.events import LinkNote
 from grpo_lab.metrics import of_objective
+from grpo_lab.training.token_notes import TokenNotes
 
 LOCATE_LIMIT = 2**14
 """Largest number of elements of a tensor whose worst element is located; in larger ones the search is too slow."""
@@ -63,6 +64,7 @@ class Recorder:
         self._listed: tuple[Any, tuple[str, ...], tuple[Tensor, ...]] = None, (), ()
         self._pending: list[_Pending] = []
         self._metrics: list[tuple[str, str, int, Number]] = []
+        self.completions = TokenNotes()
         self.objective = ""
         """Name of the objective to which the next notes and metrics belong, "" for all together."""
 
@@ -109,6 +111,7 @@ class Recorder:
         numel, seen = value.numel(), value.detach()
         if not numel:
             return
+        self.completions.tensor(link, seen)
         place = [_read(seen.abs().argmax())] if value.shape and numel <= LOCATE_LIMIT else []
         self._note(link, update, note, [*extremes(seen), *place], numel, tuple(value.shape) if place else ())
 
