@@ -7,6 +7,7 @@ notes completions of its own.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.loss import k3, of_tokens
@@ -26,8 +26,6 @@ WORST = ("log_ratio", "gradient", "kl")
 """The numbers of which the completion with the largest magnitude is kept."""
 CHAIN = ("advantage", "old_logprobs", "ref_logprobs", "logprobs", "log_ratio", "ratio", "kl", "gradient")
 """In the order in which a step computes them."""
-_BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
-"""The bytes that the letters of a byte-level vocabulary stand for."""
 
 
 class _Row(NamedTuple):
@@ -174,9 +172,18 @@ def token_text(tokenizer: Any, token: int) -> str:
     name = tokenizer.convert_ids_to_tokens(token)
     if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name):
         return f"\\x{byte[1].lower()}"
-    if not all(letter in _BYTES for letter in name):
+    letters = _bytes_of_letters()
+    if not all(letter in letters for letter in name):
         return _without_broken(text)
-    return bytes(_BYTES[letter] for letter in name).decode(errors="backslashreplace")
+    return bytes(letters[letter] for letter in name).decode(errors="backslashreplace")
+
+
+@functools.cache
+def _bytes_of_letters() -> dict[str, int]:
+    """The bytes that the letters of a byte-level vocabulary stand for."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # takes a while to import
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def _without_broken(text: str) -> str:

@@ -27,6 +27,7 @@ from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import html
 from grpo_lab.ui.described import docstring
 from grpo_lab.ui.widgets import parts
+from grpo_lab.ui.widgets.microscope import Microscope
 
 SPEEDS = (0.5, 1, 2, 5, 10, 20, 50)
 """Steps a second."""
@@ -67,6 +68,12 @@ class History:
                 self._fold.add(event)
             self._folded = end
             return self._fold.screen()
+
+    def step(self, near: float) -> Stepped | None:
+        """The step with this number, or the nearest one; None before the first."""
+        with self._lock:
+            steps = [event for place in reversed(self._steps) if isinstance(event := self._events[place], Stepped)]
+        return min(steps, key=lambda event: abs(event.step - near), default=None)
 
     def _add(self, event: Event) -> None:
         if isinstance(event, Stepped):
@@ -475,7 +482,7 @@ class Controls:
         self.switches = Switches(guards, self._muted, lambda name, on: set_(f"guards.{name}={'on' if on else 'off'}"))
         self.sources = Sources(self._muted, partial(call, "choose"), set_)
         self.timeline = Timeline(self._muted, partial(call, "refresh"))
-        self.browser = BrowserPart()
+        self.browser, self.microscope = BrowserPart(), Microscope()
         self._curves, self._chain = map(_picture, ("plot", "chain"), sizes, first)
         self._buttons = {name: self._button(name, {"pause": "toggle"}.get(name, name)) for name in _BAR}
         self._pace, self._open, self._table_on = self._pace_menu(pace), self._open_menu(), self._table_switch()
@@ -494,7 +501,7 @@ class Controls:
         rows = [
             *(style, parts.box("bar", [*self._buttons.values(), self._pace]), self._status),
             *(parts.box("figure", [self._curves, self._chain]), self.timeline.widget),
-            *(parts.box("columns", [tabs, below]), self.browser),
+            *(self.microscope.widget, parts.box("columns", [tabs, below]), self.browser),
         ]
         self.widget = parts.box("panel", rows, ipywidgets.VBox)
 
