@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from grpo_lab.algorithm.kl import k3
+from grpo_lab.analysis.run_state import fold
 from grpo_lab.config.schema import Config
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.core.loss import clipped_surrogate
 from grpo_lab.events import CompletionNote, Ended, Started, Stepped
 from grpo_lab.training.guards import GUARDS
-from grpo_lab.ui import notebook_mode
+from grpo_lab.ui import html, notebook_mode
 from grpo_lab.ui.widgets import Panel
 from grpo_lab.ui.widgets.controls import History
 from grpo_lab.ui.widgets.microscope import NUMBERS, Microscope, culprit, explains, guarded
@@ -105,3 +106,19 @@ def test_a_click_and_arrow_keys_open_a_step_of_the_panel(monkeypatch, tmp_path):
     assert microscope.event is events[1], "between the axes nothing is opened"
     panel.open("mystery-1")
     assert microscope.event is None, "another run"
+
+
+def test_text_of_a_model_is_a_line_for_the_first_step_the_step_shown_and_each_kept_run():
+    asked = [f"Review: number {step}, which is a sentence of many words.\nAnswer:" for step in range(3)]
+
+    def run(*said):
+        events = [replace(stepped(step), samples=((asked[step], text, 0.5),)) for step, text in enumerate(said)]
+        return fold([Started(Config().to_dict(), 1, "cpu"), *events])
+
+    healed, exploded = run("good", " good\n", "<b>"), run("good", "\ufffdx")
+    shown = html.answers(healed, {"exploded": exploded})
+    assert shown.count("<li>") == 3 and "&lt;b&gt;" in shown and "number 2" in shown
+    assert "<b>step 1, exploded</b>" in shown and r"\x??x" in shown, "no byte is lost in silence"
+    assert html.answers(run("a", "b"), {"B": healed}).count("number 1") == 2, "a kept run answers the same prompt"
+    short = fold([Started({}, 1, "cpu"), replace(stepped(0), samples=(("1+1=", "2", 1.0),))])
+    assert html.answers(short, {}) == ""

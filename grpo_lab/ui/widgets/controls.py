@@ -4,7 +4,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -489,7 +489,7 @@ class Controls:
         self._name = ipywidgets.Text(value="A", layout={"width": "220px"}, description=text("panel.name"), style=STYLE)
         self._about, self._kept, self._broken = parts.words("about"), parts.words("kept"), ipywidgets.HTML()
         self._status, self._samples, self._acted = map(parts.words, ("status", "samples", "guards"))
-        self._table = parts.words("table")
+        self._table, self._answers = parts.words("table"), parts.words("answers")
         self._banner = parts.box("banner", [self._broken, self._button("healthy", "healthy")], ipywidgets.VBox)
         self._banner.layout.display = "none"
         # The style sheet has the shapes of the pictures, so that nothing moves when the first frames come.
@@ -501,7 +501,7 @@ class Controls:
         rows = [
             *(style, parts.box("bar", [*self._buttons.values(), self._pace]), self._status),
             *(parts.box("figure", [self._curves, self._chain]), self.timeline.widget),
-            *(self.microscope.widget, parts.box("columns", [tabs, below]), self.browser),
+            *(self._answers, self.microscope.widget, parts.box("columns", [tabs, below]), self.browser),
         ]
         self.widget = parts.box("panel", rows, ipywidgets.VBox)
 
@@ -543,7 +543,7 @@ class Controls:
         """Replace the two pictures."""
         self._curves.value, self._chain.value = curves, chain
 
-    def show_words(self, screen: Screen, paused: bool, own: str, note: str) -> None:
+    def show_words(self, screen: Screen, paused: bool, own: str, note: str, kept: Mapping[str, Screen]) -> None:
         """Update status, banner, samples, guards that acted and, where it is open, the table."""
         self._show_paused(paused)
         self._status.value = html.status(screen, own, note)
@@ -551,7 +551,8 @@ class Controls:
         broken = html.banner(screen)
         self._broken.value = broken or self._broken.value
         self._banner.layout.display = "flex" if broken else "none"
-        self._samples.value = html.samples(screen)
+        self._answers.value = answers = html.answers(screen, kept)
+        self._samples.value = "" if answers else html.samples(screen)
         self._acted.value = html.guards(screen)
         self._table.value = html.numbers(screen) if self._table_on.value else ""
 

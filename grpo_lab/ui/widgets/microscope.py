@@ -97,7 +97,7 @@ class Microscope:
         self.number = ipywidgets.Dropdown(options=options, **words).add_class("grpo-lab-number")
         parts.by_user(self.number, self._muted, lambda _: self._show())
         self._tokens = parts.words("tokens")
-        self.widget = parts.box("microscope", [self._tokens, self.number], ipywidgets.VBox)
+        self.widget = parts.box("microscope", [self.number, self._tokens], ipywidgets.VBox)
         self.close()
 
     def open(self, event: Stepped, config: Config, curve: str) -> None:

@@ -512,7 +512,7 @@ class Panel:
         due = time.monotonic() - self._words_at >= WORDS_EVERY or not live or paused
         if due:
             own = "paused" if paused else "starting" if live and screens[0].status == "waiting" else ""
-            self._controls.show_words(screens[0], paused, own, self._note)
+            self._controls.show_words(screens[0], paused, own, self._note, screens[1])
             self._words_at = time.monotonic()
         return timeline.playing or not due
 
