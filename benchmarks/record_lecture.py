@@ -31,7 +31,7 @@ def main(
             with tempfile.TemporaryDirectory() as scratch:
                 session = Session(training(name, healed), Path(scratch) / "run").run()
                 shutil.rmtree(folder, ignore_errors=True)
-                dropped = shutil.ignore_patterns(run_folder.MODEL, run_folder.TRACEBACK)
+                dropped = shutil.ignore_patterns(run_folder.MODEL, run_folder.TRACEBACK, run_folder.LOCK)
                 shutil.copytree(session.directory, folder, ignore=dropped)
             print(row(folder.name, session), flush=True)
 

@@ -58,6 +58,48 @@ class LinkNote:
 
 
 @dataclass(frozen=True, slots=True)
+class CompletionNote:
+    """A completion at one update, token by token; numbers have five digits. A link that did not run has none."""
+
+    why: tuple[str, ...]
+    """Why it is kept: it has the largest `log_ratio`, `gradient` or `kl` of the step by magnitude, the first value that
+    is `nonfinite`, or a `usual` gradient."""
+    number: int
+    """Its place in the batch of the step."""
+    update: int
+    prompt: str
+    tokens: tuple[str, ...]
+    """A special token by its name, and a byte that is no whole letter as `\\xef`."""
+    advantage: float
+    """That of its first token, where tokens have their own."""
+    weight: float
+    """The weight of a token in the loss."""
+    logprobs: tuple[float, ...] = ()
+    old_logprobs: tuple[float, ...] = ()
+    ref_logprobs: tuple[float, ...] = ()
+    log_ratio: tuple[float, ...] = ()
+    """Before any guard."""
+    ratio: tuple[float, ...] = ()
+    """As the loss uses it."""
+    kl: tuple[float, ...] = ()
+    """The estimate of the loss."""
+    clipped: tuple[bool, ...] = ()
+    """Whether the clip takes the token out of the gradient."""
+    gradient: tuple[float, ...] = ()
+    """At the log-ratio."""
+
+    @staticmethod
+    def read(tree: dict[str, Any]) -> CompletionNote:
+        """The note of a parsed JSON object."""
+        scalars = {name: float(tree[name]) for name in ("advantage", "weight")}
+        texts = {"why": tuple(tree["why"]), "tokens": tuple(tree["tokens"]), "clipped": tuple(tree["clipped"])}
+        lists = {name: each for name, each in tree.items() if isinstance(each, list) and name not in texts}
+        return CompletionNote(
+            **{**tree, **scalars, **texts, **{n: tuple(map(float, each)) for n, each in lists.items()}}
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """A run begins."""
 
@@ -90,6 +132,8 @@ class Stepped:
     failed: bool = False
     extras: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values that reward functions logged with `log_extra`, by column: one for each sample of an objective."""
+    completions: tuple[CompletionNote, ...] = ()
+    """At most eight that explain the step's numbers."""
 
     @property
     def refused(self) -> bool:
@@ -177,7 +221,13 @@ def to_json(event: Event) -> str:
 
     Beside a sentence with values stands its template, as `"said": {"reason": ["norm {:.4g} > {:g}", ["12", "10"]]}`.
     """
-    tree = {"event": type(event).__name__, **dataclasses.asdict(event)}
+    notes = event.completions if isinstance(event, Stepped) else ()
+    plain = dataclasses.replace(event, completions=()) if notes else event  # asdict would copy each number
+    tree = {"event": type(event).__name__, **dataclasses.asdict(plain)}
+    if isinstance(event, Stepped):
+        del tree["completions"]
+        found = [{name: getattr(note, name) for name in CompletionNote.__slots__} for note in notes]
+        tree |= {"completions": found} if notes else {}
     for part in (tree, *tree.get("actions", ())):
         said = {key: each.parts() for key, each in part.items() if isinstance(each, Sentence) and each.values}
         part |= {"said": said} if said else {}
@@ -240,6 +290,7 @@ _READERS = {
         "actions": tuple(map(_action, t["actions"])),
         "samples": _samples(t["samples"]),
         "extras": {name: tuple(values) for name, values in t.get("extras", {}).items()},
+        "completions": tuple(map(CompletionNote.read, t.get("completions", ()))),
     },
     "Evaluated": lambda t: {
         **t,

@@ -74,6 +74,8 @@ def shown(value: float) -> str:
 
 
 MULTINOMIAL = "torch.multinomial"
+LONG = 40
+"""Letters of a prompt that is text to read, and not a sum."""
 CURVES = ("grad_norm", "kl", "reward", "ratio/max")
 """The metrics that a screen draws, in order; of each objective those of BY_OBJECTIVE."""
 BY_OBJECTIVE = ("kl", "reward")
@@ -159,6 +161,8 @@ class Screen:
     faults: dict[str, Tally]
     samples: tuple[tuple[str, str, float], ...]
     """Prompt, completion and reward of the last step with samples."""
+    answers: dict[str, tuple[tuple[int, str, float], ...]]
+    """The step, completion and reward of the first and the last sample of each long prompt, such as a sentence."""
     evaluations_of: dict[str, Series]
     """The held-out rewards of each objective."""
 
@@ -215,6 +219,7 @@ class Fold:
         self._last: Stepped | None = None
         self._failed_step: int | None = None
         self._samples: tuple[tuple[str, str, float], ...] = ()
+        self._answers: dict[str, tuple[tuple[int, str, float], ...]] = {}
         self._ended: Ended | None = None
         self._result = ("", "")
 
@@ -268,6 +273,7 @@ class Fold:
             guards=dict(self._tallies["guard"]),
             faults=dict(self._tallies["fault"]),
             samples=self._samples,
+            answers=dict(self._answers),
             evaluations_of={name: _series(columns) for name, columns in self._evaluations_of.items()},
         )
 
@@ -275,6 +281,9 @@ class Fold:
         self._last, self.news = event, _in_numbers(event)
         self.completed += not event.failed
         self._samples = event.samples or self._samples
+        for prompt, completion, reward in event.samples:
+            if len(prompt) >= LONG:
+                self._answers[prompt] = (*self._answers.get(prompt, ())[:1], (event.step, completion, reward))
         if event.failed and self._failed_step is None:
             self._failed_step = event.step
         for name, value in event.metrics.items():

@@ -17,7 +17,7 @@ from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.hooks import Coefficients, Context, Outcome, Stage, Verdict
 from grpo_lab.errors import RunError, Sentence
-from grpo_lab.events import LinkNote
+from grpo_lab.events import CompletionNote, LinkNote
 from grpo_lab.training.objectives import Objective
 from grpo_lab.training.recorder import Recorder
 
@@ -66,6 +66,8 @@ class Step(Context):
     """The objective whose prompts, completions or loss are at hand; None for a value of all together."""
     notes: tuple[tuple[LinkNote, ...], dict[str, float]] | None = None
     """Of the recorder, once they are read."""
+    completions: tuple[CompletionNote, ...] = ()
+    """Token by token, once the notes are read."""
     started: float = field(default_factory=time.perf_counter)
 
     @property

@@ -14,13 +14,17 @@ from grpo_lab.training.interventions import Intervention, Outcome, Step, known
 
 @dataclass(frozen=True)
 class MeasureLogRatio(Intervention):
-    """Notes the largest log-ratio before any clamp."""
+    """Notes the largest log-ratio before any clamp, and begins the token notes."""
 
     name = "measure_log_ratio"
     stage = Stage.LOG_RATIO
 
     def __call__(self, value: Tensor, step: Step) -> Outcome:
-        seen = value.detach()
+        seen, use, clip = value.detach(), known(step.coefficients, "coefficients"), None
+        if step.config.loss.surrogate == "clip":
+            clip = 1 - use.epsilon, 1 + (use.epsilon if use.epsilon_high is None else use.epsilon_high)
+        batch, recorder = known(step.batch, "batch"), step.recorder
+        recorder.completions.begin(batch, recorder.objective, step.update, seen, clip)
         step.recorder.metric("log_ratio/max", seen.abs().amax(), step.update)
         step.recorder.metric("ratio/max", seen.amax().exp(), step.update)
         return Outcome(value)

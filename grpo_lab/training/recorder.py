@@ -24,6 +24,7 @@ from grpo_lab.core.hooks import Context, Stage
 from grpo_lab.errors import ModelError
 from grpo_lab.events import LinkNote
 from grpo_lab.metrics import of_objective
+from grpo_lab.training.token_notes import TokenNotes
 
 LOCATE_LIMIT = 2**14
 """Largest number of elements of a tensor whose worst element is located; in larger ones the search is too slow."""
@@ -75,6 +76,7 @@ class Recorder:
         self._listed: tuple[Any, tuple[str, ...], tuple[Tensor, ...]] = None, (), ()
         self._pending: list[_Pending] = []
         self._metrics: list[tuple[str, str, int, Number]] = []
+        self.completions = TokenNotes()
         self.objective = ""
         """Name of the objective to which the next notes and metrics belong, "" for all together."""
         self.context: Context | None = None
@@ -133,6 +135,7 @@ class Recorder:
         seen = value.detach()
         if not seen.numel():
             return
+        self.completions.tensor(link, seen)
         located = bool(value.shape) and seen.numel() <= LOCATE_LIMIT
         self._note(link, update, note, seen, [_read(seen.abs().argmax())] if located else [])
 

@@ -13,7 +13,7 @@ import torch
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.core.hooks import Refused, Verdict
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Event, Started, Stepped
+from grpo_lab.events import Event, LinkNote, Started, Stepped
 from grpo_lab.models import adapters, loading
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training import (
@@ -209,6 +209,7 @@ class Training:
     def begin(self, index: int) -> Step:
         """Begin a step: dropout off, and a snapshot if one is due."""
         self.policy.eval()
+        self.recorder.completions.kl = self.formulas.kl_estimator
         self.updates.begin_step(index)
         config = sft.in_place_of_grpo(self.config) if self.stage == "sft" else self.config
         self.recorder.context = ctx = Step(
@@ -243,7 +244,7 @@ class Training:
 
     def end(self, ctx: Step) -> Stepped:
         """Carry out the step's verdict, and return its event."""
-        ctx.notes = links, metrics = self.recorder.flush()
+        links, metrics = self._read(ctx)
         weights = step_metrics.last_weights(links)
         self.updates.end_step(ctx.verdict, not weights.broken if weights else self.updates.healthy)
         self.last_verdict, self.last_metrics = ctx.verdict, metrics
@@ -252,11 +253,17 @@ class Training:
         metrics |= step_metrics.of_updates(ctx, self.updates.scale())
         return self._event(ctx)
 
+    def _read(self, ctx: Step) -> tuple[tuple[LinkNote, ...], dict[str, float]]:
+        """Read the recorder's notes into the step's context."""
+        ctx.notes = self.recorder.flush()
+        ctx.completions = self.recorder.completions.flush(self.tokenizer)
+        return ctx.notes
+
     def _failed(self, ctx: Step) -> Stepped:
         """The event of a step that an error ended, with the notes that can be read; no verdict is carried out."""
         self.updates.optimizer.zero_grad()
         try:
-            ctx.notes = ctx.notes or self.recorder.flush()
+            ctx.notes = ctx.notes or self._read(ctx)
         except RuntimeError:  # after a device-side assert nothing can be read; the recorder raises any other error
             if self.policy.device.type != "cuda":
                 raise
@@ -268,5 +275,5 @@ class Training:
         links, metrics = known(ctx.notes, "notes")
         metrics |= step_metrics.memory(self.policy.device)
         metrics["step_time"] = time.perf_counter() - ctx.started
-        index, done, acted = ctx.index, self.updates.committed, tuple(ctx.actions)
-        return Stepped(index, done, ctx.verdict, metrics, links, acted, ctx.samples, failed, ctx.extras)
+        index, done, acted, tokens = ctx.index, self.updates.committed, tuple(ctx.actions), ctx.completions
+        return Stepped(index, done, ctx.verdict, metrics, links, acted, ctx.samples, failed, ctx.extras, tokens)

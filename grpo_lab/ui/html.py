@@ -4,7 +4,7 @@ import base64
 import functools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,28 @@ def samples(screen: Screen) -> str:
     return fill("titled", "samples", [[text(f"panel.{key}") for key in ("prompt", "completion", "reward")], *rows])
 
 
+def answers(screen: Screen, kept: Mapping[str, Screen]) -> str:
+    """Text of the first step and of the step shown, and of kept runs, a line each; empty where prompts are short.
+
+    The prompt is one that was answered before, if any of the step was; kept runs show their answer to the same one.
+    """
+    known = [prompt for prompt, *_ in screen.samples if prompt in screen.answers]
+    if not known:
+        return ""
+    prompt = next((each for each in known if len(screen.answers[each]) > 1), known[0])
+    shown_runs = {"": screen, **kept}
+    first = prompt if len(screen.answers[prompt]) > 1 else next(iter(screen.answers))
+    rows = [("", first, screen.answers[first][0])]
+    for name, run in shown_runs.items():
+        asked = prompt if prompt in run.answers else next(reversed(run.answers), "")
+        rows += [(name, asked, run.answers[asked][-1])] if asked else []
+    lines = [
+        (text("panel.at_step", step=step), name, _short(asked, 60), _whole(said), shown(reward))
+        for name, asked, (step, said, reward) in dict.fromkeys(rows)
+    ]
+    return fill("answers", lines)
+
+
 def guards(screen: Screen) -> str:
     """Guards and faults that acted: in how many steps, the last step, and its reason with number and limit.
 
@@ -108,6 +130,11 @@ def figure(pngs: Iterable[bytes], screen: Screen) -> str:
     return fill(
         "figure", describe(screen), *(f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pngs)
     )
+
+
+def _whole(words: str) -> str:
+    """The text on one line, with a mark for each line break and for bytes that are no letter."""
+    return words.replace("\n", "↵").replace("\ufffd", r"\x??")
 
 
 def _short(words: str, length: int) -> str:

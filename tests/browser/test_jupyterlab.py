@@ -82,6 +82,49 @@ def test_a_run_is_started_changed_reloaded_and_stopped_and_leaves_a_picture(note
     nb.page.wait_for_function("globalThis.jupyterapp?.restored.then(() => true)")
 
 
+BLAMED = """import json, re, statistics, time
+from grpo_lab.events import Stepped
+panel.frames.settle(60)
+event = max((e for e in panel.session.events if isinstance(e, Stepped)), key=lambda e: e.metrics["kl"])
+link = max((note for note in event.links if note.link == "kl_delta"), key=lambda note: note.magnitude)
+number, token = map(int, re.findall("[0-9]+", link.where))
+note = next(note for note in event.completions if note.number == number)
+x, y = panel.figure._axes["kl"].transData.transform((event.step, event.metrics["kl"]))
+(cut, high), _ = panel.figure.sizes
+click, took = {"half": "curves", "x": x / cut, "y": 1 - y / high}, []
+for _ in range(5):
+    begun = time.perf_counter()
+    panel._look(click)
+    took.append(time.perf_counter() - begun)
+panel._controls.microscope.close()
+print(json.dumps({**click, "step": event.step, "number": number, "token": note.tokens[token], "seconds": min(took)}))"""
+
+
+def test_a_click_on_a_spike_shows_the_token_that_the_events_name(notebook):
+    nb = notebook(
+        "from grpo_lab.ui.widgets import Panel\npanel = Panel(recording='lecture-bad-batch')\npanel",
+        BLAMED,
+    )
+    nb.run_cell_to_its_end(0)
+    says(nb, "microscope", "Click a point of a curve")
+    nb.run_cell_to_its_end(1)
+    spike = json.loads(nb.output(1).inner_text())
+    assert spike["seconds"] < 0.3, "from the click to the page of the tokens, in the kernel"
+    nb.idle()
+    says(nb, "microscope", "Click a point of a curve")
+    size = nb.find("plot").evaluate("plot => plot.getBoundingClientRect().toJSON()")
+    nb.find("plot").click(position={"x": spike["x"] * size["width"], "y": spike["y"] * size["height"]})
+    says(nb, "microscope", f"Tokens of step {spike['step']}")
+    culprit = nb.find("culprit")
+    expect(culprit).to_have_text(spike["token"])
+    expect(culprit).to_have_attribute("title", re.compile("log-ratio -1[0-9].*KL to reference"))
+    says(nb, "microscope", f"completion {spike['number']}, update 0")
+    expect(nb.find("microscope").locator("tr[aria-current]").first).to_contain_text(spike["token"])
+    nb.find("plot").press("ArrowRight")
+    says(nb, "microscope", f"Tokens of step {spike['step'] + 1}")
+    assert nb.page.locator(".jp-Cell").count() == 2, "JupyterLab's own keys kept out"
+
+
 @pytest.mark.slow
 def test_a_chinese_panel_fits_a_dark_and_narrow_page(notebook, wait_until):
     use = "from grpo_lab import messages\nmessages.use({!r})"

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -27,6 +27,7 @@ from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import html
 from grpo_lab.ui.described import docstring
 from grpo_lab.ui.widgets import parts
+from grpo_lab.ui.widgets.microscope import Microscope
 
 SPEEDS = (0.5, 1, 2, 5, 10, 20, 50)
 """Steps a second."""
@@ -73,6 +74,12 @@ class History:
                 self._fold.add(event)
             self._folded = end
             return self._fold.screen()
+
+    def step(self, near: float) -> Stepped | None:
+        """The step with this number, or the nearest one; None before the first."""
+        with self._lock:
+            steps = [event for place in reversed(self._steps) if isinstance(event := self._events[place], Stepped)]
+        return min(steps, key=lambda event: abs(event.step - near), default=None)
 
     def _add(self, event: Event) -> None:
         if isinstance(event, Stepped):
@@ -481,14 +488,14 @@ class Controls:
         self.switches = Switches(guards, self._muted, lambda name, on: set_(f"guards.{name}={'on' if on else 'off'}"))
         self.sources = Sources(self._muted, partial(call, "choose"), set_)
         self.timeline = Timeline(self._muted, partial(call, "refresh"))
-        self.browser = BrowserPart()
+        self.browser, self.microscope = BrowserPart(), Microscope()
         self._curves, self._chain = map(_picture, ("plot", "chain"), sizes, first)
         self._buttons = {name: self._button(name, {"pause": "toggle"}.get(name, name)) for name in _BAR}
         self._pace, self._open, self._table_on = self._pace_menu(pace), self._open_menu(), self._table_switch()
         self._name = ipywidgets.Text(value="A", layout={"width": "220px"}, description=text("panel.name"), style=STYLE)
         self._about, self._kept, self._broken = parts.words("about"), parts.words("kept"), ipywidgets.HTML()
         self._status, self._samples, self._acted = map(parts.words, ("status", "samples", "guards"))
-        self._table, self._anatomy = parts.words("table"), parts.words("opened")
+        self._table, self._anatomy, self._answers = map(parts.words, ("table", "opened", "answers"))
         self._banner = parts.box("banner", [self._broken, self._button("healthy", "healthy")], ipywidgets.VBox)
         self._banner.layout.display = "none"
         # The style sheet has the shapes of the pictures, so that nothing moves when the first frames come.
@@ -499,8 +506,8 @@ class Controls:
         below = parts.box("below", [self._banner, self._table, self._acted, self._samples], ipywidgets.VBox)
         rows = [
             *(style, parts.box("bar", [*self._buttons.values(), self._pace]), self._status),
-            *(parts.box("figure", [self._curves, self._chain]), self.timeline.widget, self._anatomy),
-            *(parts.box("columns", [tabs, below]), self.browser),
+            *(parts.box("figure", [self._curves, self._chain]), self.timeline.widget, self._answers),
+            *(self._anatomy, self.microscope.widget, parts.box("columns", [tabs, below]), self.browser),
         ]
         self.widget = parts.box("panel", rows, ipywidgets.VBox)
 
@@ -546,7 +553,7 @@ class Controls:
         """Show the anatomy of a cell below the figure; nothing closes it."""
         self._anatomy.value = words
 
-    def show_words(self, screen: Screen, paused: bool, own: str, note: str) -> None:
+    def show_words(self, screen: Screen, paused: bool, own: str, note: str, kept: Mapping[str, Screen]) -> None:
         """Update status, banner, samples, guards that acted and, where it is open, the table."""
         self._show_paused(paused)
         self._status.value = html.status(screen, own, note)
@@ -554,7 +561,8 @@ class Controls:
         broken = html.banner(screen)
         self._broken.value = broken or self._broken.value
         self._banner.layout.display = "flex" if broken else "none"
-        self._samples.value = html.samples(screen)
+        self._answers.value = answers = html.answers(screen, kept)
+        self._samples.value = "" if answers else html.samples(screen)
         self._acted.value = html.guards(screen)
         self._table.value = html.numbers(screen) if self._table_on.value else ""
 

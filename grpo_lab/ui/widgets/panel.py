@@ -4,6 +4,7 @@ A `Runner` has one run at a time, in a child process of the pool; it is controll
 """
 
 import asyncio
+import math
 import shutil
 import threading
 import time
@@ -234,7 +235,7 @@ class Panel:
         first = self.figure.halves(fold(recorded.events if recorded else ())) if self._watched else (b"", b"")
         self._controls = Controls(self._call, controls, guards_shown, self.figure.sizes, first, pace)
         self.widget, self.timeline = self._controls.widget, self._controls.timeline
-        self._clicks: dict[str, Callable[[Mapping[str, Any]], None]] = {"chain": self._open_cell}
+        self._clicks: dict[str, Callable[[Mapping[str, Any]], None]] = {"curves": self._look, "chain": self._open_cell}
         self._opened: object = None
         self._controls.browser.observe(lambda change: self._set_dark(change["new"]), "dark")
         self._controls.browser.observe(lambda change: self._clicked(change["new"]), "clicked")
@@ -276,6 +277,7 @@ class Panel:
             over = start(history, self._pace if self._watched else 0)
             self._paused, self._note = False, ""
             self.timeline.load(history, live=True)
+            self._controls.microscope.close()
             self.session = session = self._runner.session
             assert session is not None
         over.add_done_callback(lambda over: self._over(over, history, session))
@@ -459,12 +461,26 @@ class Panel:
         if opens := self._clicks.get(click["half"]):
             opens(click)
 
+    def _look(self, click: Mapping[str, Any]) -> None:
+        """Open the tokens of the step that was clicked, or, by an arrow key, of the next one."""
+        microscope, timeline = self._controls.microscope, self.timeline
+        if "by" in click:
+            step = microscope.event.step + click["by"] if microscope.event else math.inf
+            place = microscope.curve, min(step, len(timeline.history))
+        else:
+            place = self.figure.place("curves", click["x"], click["y"])
+        if place and (event := timeline.history.step(place[1])):
+            settings = (timeline.screen() if timeline.live else timeline.whole).settings
+            configs = [self.config, *(Config.from_dict(tree) for since, tree in settings if since <= event.step)]
+            microscope.open(event, configs[-1], place[0])
+
     def _begin_anew(self, config: Config) -> None:
         self.stop()
         with self._commanding:
             if self._runner.running:  # it ends by itself; the next run need not wait
                 self._runner = Runner(self._runs)
             self.config, self.session = config, None
+            self._controls.microscope.close()
             self._load(())
 
     def _over(self, over: Future[Run], history: History, session: Run) -> None:
@@ -492,6 +508,7 @@ class Panel:
         self._controls.show_runs(recordings.recording_names(), exports.run_folders(self._runs))
 
     def _show_session(self, session: Session) -> None:
+        self._controls.microscope.close()
         self.session = session
         self._load(session.events)
         self._refresh()
@@ -520,7 +537,7 @@ class Panel:
         due = time.monotonic() - self._words_at >= WORDS_EVERY or not live or paused
         if due:
             own = "paused" if paused else "starting" if live and screens[0].status == "waiting" else ""
-            self._controls.show_words(screens[0], paused, own, self._note)
+            self._controls.show_words(screens[0], paused, own, self._note, screens[1])
             self._words_at = time.monotonic()
         return timeline.playing or not due
 
