@@ -237,7 +237,7 @@ def test_a_run_is_followed_in_one_place(lab, monkeypatch):
     session.views.append(feedback_view.RunLine(session.config))
     session.run()
     assert [text.split(",")[0] for text, *_ in said[:-1]] == [f"smoke: step {n} of 3" for n in (1, 2, 3)]
-    assert said[-1][0].startswith("smoke: result: too few steps to say")
+    assert said[-1][0].startswith("smoke: result: too short to say")
     assert len({place for _, place, _ in said}) == 1
     assert [update for *_, update in said] == [False, True, True, True]
 
