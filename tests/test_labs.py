@@ -242,6 +242,20 @@ def test_a_run_is_followed_in_one_place(lab, monkeypatch):
     assert [update for *_, update in said] == [False, True, True, True]
 
 
+def test_a_run_ends_in_a_card_of_one_line(lab, monkeypatch):
+    """JupyterLab broke the plain summary inside words; five runs were five blocks."""
+    shown = []
+    monkeypatch.setattr(feedback_view, "headless", lambda: False)
+    monkeypatch.setattr(feedback_view, "show", lambda text, html, **where: shown.append(html))
+    session = Session(preset("smoke").with_("run.threads=1", "run.name=<me>"), lab.runs / "card")
+    session.views.append(feedback_view.RunLine(session.config))
+    session.run()
+    line, _, told = shown[-1].partition("</summary>")
+    assert "<strong>&lt;me&gt;</strong> · done, too short to say" in line and "3 steps" in line
+    assert sum(mark in line for mark in "▁▂▃▄▅▆▇█") > 1 and "reward 0." in line and "first break" not in line
+    assert "<div" in told and "first break: none" in told and "<pre" not in shown[-1]
+
+
 def test_a_check_that_trains_shows_each_run_while_it_does(lab, monkeypatch):
     def trains(values, seed):
         runs = [trials.run(preset("smoke"), seed) for seed in (1, 2)]

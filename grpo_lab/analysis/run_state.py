@@ -427,7 +427,8 @@ def tone(status: str) -> str:
         return "good"
     return (
         "calm"
-        if status in ("waiting", "starting", "paused", "stopped") or status.endswith(("nothing", "say"))
+        if status in ("waiting", "starting", "before the first step", "paused", "stopped")
+        or status.endswith(("nothing", "say"))
         else "odd"
     )
 
