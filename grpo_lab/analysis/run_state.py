@@ -425,12 +425,8 @@ def tone(status: str) -> str:
         return "bad"
     if status in ("healthy", "done", "done, learned"):
         return "good"
-    return (
-        "calm"
-        if status in ("waiting", "starting", "before the first step", "paused", "stopped")
-        or status.endswith(("nothing", "say"))
-        else "odd"
-    )
+    calm = ("waiting", "starting", "first step", "paused", "stopped", "nothing", "say")
+    return "calm" if status.endswith(calm) else "odd"
 
 
 def status_words(status: str) -> str:
