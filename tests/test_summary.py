@@ -27,6 +27,7 @@ START = Started(preset("smoke").with_("data.num_prompts=16").to_dict(), 9, "cpu"
         ([], [], Learned.UNKNOWN),
         ([value + step / 50 for step, value in enumerate(NOISY)], [], Learned.LEARNED),
         ([*NOISY[:6], *[0.0] * 12], [], Learned.LOST),
+        ([0.31, 0.12, 0.04, 0.06, 0.03, 0.05, 0.02, 0.06, *[0.04, 0.05, 0.03] * 4], [], Learned.LOST),
         ([100 * value - 50 for value in (*NOISY[:6], *[0.0] * 12)], [], Learned.LOST),
         (NOISY, [(0.28, 250), (0.60, 250)], Learned.LEARNED),
         (NOISY, [(0.28, 250), (0.31, 250)], Learned.NOTHING),

@@ -225,7 +225,11 @@ def _training_reward(config: Mapping[str, Any], steps: Iterable[Stepped]) -> _Tr
     completions = prompts * config.get("data", {}).get("num_generations", 1)
     count = width * completions if len(finite) >= FEWEST_STEPS else 0
     learned = change(MeanReward(start, count), MeanReward(end, count), noise * completions, errors=2.4, sure=2.4)
-    return _Training(learned, (finite or [math.nan])[0], start, end, width * turn, noise * prompts)
+    first = finite[0] if finite else math.nan
+    # A collapse in the first steps is inside the first window, so the first step counts alone too.
+    fell = change(MeanReward(first, count and completions), MeanReward(end, count), noise * completions, errors=3.0)
+    learned = fell if fell is Learned.LOST and learned is not Learned.LEARNED else learned
+    return _Training(learned, first, start, end, width * turn, noise * prompts)
 
 
 def _num_prompts(config: Mapping[str, Any]) -> int:
