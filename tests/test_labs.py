@@ -262,9 +262,23 @@ def test_a_run_is_followed_in_one_place(lab, monkeypatch):
     session.views.append(feedback_view.RunLine(session.config))
     session.run()
     assert [text.split(",")[0] for text, *_ in said[:-1]] == [f"smoke: step {n} of 3" for n in (1, 2, 3)]
-    assert said[-1][0].startswith("smoke: result: too few steps to say")
+    assert said[-1][0].startswith("smoke: result: too short to say")
     assert len({place for _, place, _ in said}) == 1
     assert [update for *_, update in said] == [False, True, True, True]
+
+
+def test_a_run_ends_in_a_card_of_one_line(lab, monkeypatch):
+    """JupyterLab broke the plain summary inside words; five runs were five blocks."""
+    shown = []
+    monkeypatch.setattr(feedback_view, "headless", lambda: False)
+    monkeypatch.setattr(feedback_view, "show", lambda text, html, **where: shown.append(html))
+    session = Session(preset("smoke").with_("run.threads=1", "run.name=<me>"), lab.runs / "card")
+    session.views.append(feedback_view.RunLine(session.config))
+    session.run()
+    line, _, told = shown[-1].partition("</summary>")
+    assert "<strong>&lt;me&gt;</strong> · done, too short to say" in line and "3 steps" in line
+    assert sum(mark in line for mark in "▁▂▃▄▅▆▇█") > 1 and "reward 0." in line and "first break" not in line
+    assert "<div" in told and "first break: none" in told and "<pre" not in shown[-1]
 
 
 def test_a_check_that_trains_shows_each_run_while_it_does(lab, monkeypatch):

@@ -178,6 +178,27 @@ def test_a_guard_that_saves_a_run_is_marked_and_named_on_the_curves():
     assert not by_gid(plots.run_figure(rescued()[:3]), "rescue")
 
 
+def test_words_stand_clear_of_the_curves_and_of_each_other():
+    """A name lay over a norm that climbs beside its line, and "clipped to" over a curve at its limit."""
+    acted = (Action("clamp_kl", "guard", "kl_delta", 0, Verdict.CHANGED, "x > 1"),)
+    norms = [1.0, 1.2, 500.0, 900.0, 800.0, 2.0, 1.0, 1.1, 0.9, 0.8]
+    steps = [
+        Stepped(n, 1, Verdict.CHANGED, {"grad_norm": norm, "reward": 0.9}, (), acted) for n, norm in enumerate(norms)
+    ]
+    config = preset("smoke").with_("guards.clip_gradients.max_norm=1").to_dict()
+    change = Changed(7, ("loss.beta=0.04", "optimizer.learning_rate=0.001"))
+    figure = plots.run_figure([Started(config, 9, "cpu"), *steps[:7], change, *steps[7:], Ended("done")])
+    for name, axes in zip(CURVES, figure.axes, strict=False):
+        words = [text for text in axes.texts if text.get_gid() in curves.ABOVE]
+        boxes = [text.get_window_extent() for text in words]
+        line = axes.lines[[each.get_gid() for each in axes.lines].index(f"curve {name}")] if name != "kl" else None
+        points = axes.transData.transform(line.get_xydata()) if line else []
+        assert not [text for text, box in zip(words, boxes, strict=True) if box.count_contains(points)]
+        assert not [text for text, box in zip(words, boxes, strict=True) if box.count_overlaps(boxes) > 1]
+    named = [text.get_text() for text in by_gid(figure, "changed words")]
+    assert named == ["beta=0.04", "learning_rate=0.001"] * 2
+
+
 def test_one_broken_step_of_thousands_is_seen_in_the_strip():
     events = [START, *(stepped(step, broken=("loss",) if step == 1234 else ()) for step in range(3001))]
     cells, width = strip.grid(fold(events), 0, 3001)

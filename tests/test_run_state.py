@@ -12,6 +12,7 @@ from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.events import Changed, Ended, Evaluated, LinkNote, Resumed, Started, Stepped, from_json, to_json
 from grpo_lab.runs.crashes import classify_crash
 
+SHORT = "reward 0.3 in the first step; mean of the first 2 steps 0.29, of the last 2 0.305"
 INF, NAN = math.inf, math.nan
 CONFIG = preset("smoke").with_("run.num_steps=10", "guards.skip_spikes.threshold=10").to_dict()
 START = from_json(to_json(Started(CONFIG, 10, "cpu")))
@@ -83,7 +84,7 @@ def test_a_process_that_died_without_a_word_crashed_in_the_next_step():
         ),
         (stepped(1, Verdict.STOP, (guard(Verdict.STOP),)), "stopping", "skip_spikes: grad norm 812 > 10"),
         (stepped(1, broken=("weights",)), "poisoned", "weights are NaN or inf"),
-        (Ended("done"), "done", ""),
+        (Ended("done"), "done, too short to say", "reward 0.5 in the first step, 0.5 in the last"),
         (Ended("stopped", "by the user"), "stopped", "by the user"),
     ],
 )
@@ -95,17 +96,28 @@ def test_the_status_in_words(event, status, message):
 def test_a_run_that_ends_with_broken_weights_says_so():
     assert fold([START, stepped(0, broken=("weights",)), Ended("done")]).status == "done, poisoned"
     healed = stepped(1, Verdict.ROLL_BACK, (guard(Verdict.ROLL_BACK),))
-    assert fold([START, stepped(0, broken=("weights",)), healed, Ended("done")]).status == "done"
+    assert fold([START, stepped(0, broken=("weights",)), healed, Ended("done")]).status == "done, too short to say"
 
 
 @pytest.mark.parametrize(
     ("rewards", "held_out", "status", "message"),
     [
-        ([0.3, 0.28, 0.31, 0.3, 0.0, 0.01, 0.0, 0.0], (), "done, reward lost", "reward 0.29 to 0"),
-        ([0.3, 0.28, 0.31, 0.3, 0.3, 0.29, 0.31, 0.3], (), "done, learned nothing", ""),
-        ([0.1, 0.12, 0.1, 0.2, 0.5, 0.6, 0.7, 0.7], (), "done, learned", ""),
-        ([0.5] * 8, (0.3, 0.02), "done, reward lost", "held-out reward 0.3 to 0.02"),
-        ([0.3], (), "done", ""),
+        (
+            [0.3, 0.28, 0.31, 0.3, 0.0, 0.01, 0.0, 0.0],
+            (),
+            "done, reward lost",
+            "reward 0.3 in the first step; mean of the first 2 steps 0.29, of the last 2 0",
+        ),
+        ([0.3, 0.28, 0.31, 0.3, 0.3, 0.29, 0.31, 0.3], (), "done, too short to say", SHORT),
+        ([0.5] * 8, (0.3, 0.31), "done, learned nothing", "held-out reward 0.3 before, 0.31 after"),
+        (
+            [0.1, 0.12, 0.1, 0.2, 0.5, 0.6, 0.7, 0.7],
+            (),
+            "done, learned",
+            "reward 0.1 in the first step; mean of the first 2 steps 0.11, of the last 2 0.7",
+        ),
+        ([0.5] * 8, (0.3, 0.02), "done, reward lost", "held-out reward 0.3 before, 0.02 after"),
+        ([0.3], (), "done, too short to say", "reward 0.3 in the first step, 0.3 in the last"),
         ([], (), "done", ""),
     ],
 )
@@ -115,7 +127,9 @@ def test_the_end_says_what_the_run_learned(rewards, held_out, status, message):
     screen = fold([START, *evaluated[:1], *steps, *evaluated[1:], Ended("done")])
     assert (screen.status, screen.message) == (status, message)
     assert describe(screen).startswith(f"smoke: {status} after ")
-    assert tone(screen.status) == ("bad" if "lost" in status else "calm" if "nothing" in status else "good")
+    assert tone(screen.status) == (
+        "bad" if "lost" in status else "calm" if status.endswith(("nothing", "say")) else "good"
+    )
 
 
 def test_guards_that_act_in_healthy_runs_are_kept_apart():

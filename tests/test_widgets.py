@@ -164,6 +164,21 @@ def test_a_recording_of_a_model_that_is_not_here_stays_on_screen(panel, seen, mo
     assert "step 7" in words(one), "Reset brings the recording back"
 
 
+def test_a_recording_at_its_start_is_not_starting(panel, seen):
+    one = panel(recording="mystery-1")
+    one.timeline.slider.value = 0
+    said = words(one)
+    assert "before the first step" in said and "starting" not in said
+
+
+def test_an_absurd_learning_rate_is_questioned(panel, seen):
+    one = panel("train-001")
+    one.set("optimizer.learning_rate=1e9")
+    assert "learning rate 1e+09" in words(one) and "is it meant?" in words(one)
+    one.set("optimizer.learning_rate=0.02")
+    assert "is it meant?" not in words(one)
+
+
 def test_pause_step_and_stop(panel, seen):
     one = panel(overrides=LONG, pace=10)
     one.step()  # where there is no run it begins one, and waits after a step

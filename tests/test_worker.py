@@ -170,10 +170,12 @@ def test_a_killed_child_is_a_crash_and_takes_no_further_run(tmp_path):
     at_first(session, Stepped, kill)
     crash = session.run().crash
     assert crash and crash.kind == "unknown" and not child.alive
-    assert session.ended == Ended("crashed", "the child was ended by SIGKILL", crash)
+    assert session.ended == Ended("crashed", "the child was ended by SIGKILL (out of memory?)", crash)
     again = Session.open(session.directory)
     assert [to_json(event) for event in again.events] == [to_json(event) for event in session.events]
-    with pytest.raises(RunError, match="no run can begin: the child was ended by SIGKILL; start another"):
+    with pytest.raises(
+        RunError, match=r"no run can begin: the child was ended by SIGKILL \(out of memory\?\); start another"
+    ):
         Session(SMOKE, tmp_path / "next", child=child).run()
 
 

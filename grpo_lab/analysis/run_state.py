@@ -80,7 +80,7 @@ CURVES = ("grad_norm", "kl", "reward", "ratio/max")
 """The metrics that a screen draws, in order; of each objective those of BY_OBJECTIVE."""
 BY_OBJECTIVE = ("kl", "reward")
 _RESULTS = {Learned.LEARNED: "done, learned", Learned.NOTHING: "done, learned nothing"}
-_RESULTS |= {Learned.LOST: "done, reward lost", Learned.UNKNOWN: "done"}
+_RESULTS |= {Learned.LOST: "done, reward lost", Learned.UNKNOWN: "done, too short to say"}
 _KINDS = {Verdict.SKIP_STEP: "skipped", Verdict.ROLL_BACK: "rolled back", Verdict.STOP: "stopped"}
 _DOING = {Verdict.SKIP_STEP: "skipping", Verdict.ROLL_BACK: "rolling back", Verdict.STOP: "stopping"}
 _ONCE = ("probabilities", "rewards", "advantages", "old_logprobs", "ref_logprobs", MULTINOMIAL)
@@ -129,7 +129,7 @@ class Screen:
     status: str
     """In words: `waiting`, `starting`, `healthy`, `spiking`, `skipping`, `rolling back`, `stopping`, `poisoned`,
     `stopped`, `done`, `failed`, `crashed in torch.multinomial`; `done, poisoned` with broken weights, otherwise
-    `done, learned`, `done, learned nothing` or `done, reward lost` where the rewards decide it."""
+    `done, learned`, `done, learned nothing`, `done, reward lost` or `done, too short to say` where it has rewards."""
     message: str
     """The reason: the number out of range, the guard's last reason, or the message of the end."""
     step: int
@@ -399,12 +399,20 @@ def _status_of(last: Stepped) -> tuple[str, str]:
 
 
 def _result(found: Outcome) -> tuple[str, str]:
-    """The status of a finished run by what it learned; of a lost reward also the numbers."""
-    if found.learned is not Learned.LOST:
-        return _RESULTS[found.learned], ""
-    start, end = (found.start, found.end) if math.isnan(found.after) else (found.before, found.after)
-    said = "reward {} to {}" if math.isnan(found.after) else "held-out reward {} to {}"
-    return _RESULTS[found.learned], Sentence(said, shown(start), shown(end))
+    """The status of a finished run by what it learned, and the rewards that say it."""
+    if found.learned is Learned.NOTHING and not found.updates:
+        return _RESULTS[found.learned], Sentence("no step changed the weights")
+    if not math.isnan(found.gained):
+        said = Sentence("held-out reward {} before, {} after", shown(found.before), shown(found.after))
+    elif math.isnan(found.first):
+        return "done", ""
+    elif found.window == 1:
+        said = Sentence("reward {} in the first step, {} in the last", shown(found.first), shown(found.end))
+    else:
+        words = "reward {} in the first step; mean of the first {} steps {}, of the last {} {}"
+        start, end = shown(found.start), shown(found.end)
+        said = Sentence(words, shown(found.first), found.window, start, found.window, end)
+    return _RESULTS[found.learned], said
 
 
 def fold(events: Iterable[Event]) -> Screen:
@@ -448,7 +456,8 @@ def tone(status: str) -> str:
         return "bad"
     if status in ("healthy", "done", "done, learned"):
         return "good"
-    return "calm" if status in ("waiting", "starting", "paused", "stopped", "done, learned nothing") else "odd"
+    calm = ("waiting", "starting", "first step", "paused", "stopped", "nothing", "say")
+    return "calm" if status.endswith(calm) else "odd"
 
 
 def status_words(status: str) -> str:

@@ -138,7 +138,7 @@ class Child:
     def last_words(self) -> str:
         """The end of the child in a sentence, with the last line of its standard error."""
         if self.signal:
-            return f"the child was ended by {self.signal}"
+            return f"the child was ended by {self.signal}{' (out of memory?)' * (self.signal == 'SIGKILL')}"
         last = self.stderr.strip().splitlines()[-1:] or ["it said nothing"]
         return f"the child exited with code {self.process.returncode}: {last[0]}"
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.events import Crash, Ended, Evaluated, Event, Started, Stepped, lineage
@@ -14,6 +14,8 @@ from grpo_lab.runs.first_break import ChainBreak, first_break
 
 FEWEST_STEPS = 4
 """Steps from which on their rewards have a start, an end and a spread."""
+MATTERS = 0.1
+"""A run learned nothing if it did not gain this much, of rewards up to 1; of larger rewards, this share of them."""
 
 
 class Learned(StrEnum):
@@ -22,7 +24,7 @@ class Learned(StrEnum):
     LEARNED = "learned"
     NOTHING = "learned nothing"
     LOST = "lost what it knew"
-    UNKNOWN = "too few steps to say"
+    UNKNOWN = "too short to say"
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,14 @@ class Outcome:
     crash: Crash | None
     first_break: ChainBreak | None
     learned: Learned
+    first: float
+    """Training reward of the first step."""
     start: float
-    """Mean training reward of the first quarter of the steps, at most ten."""
+    """Mean training reward of the first `window` steps."""
     end: float
-    """The same of the last quarter."""
+    """The same of the last `window` steps."""
+    window: int
+    """A quarter of the steps, at most ten; with objectives in turn, ten turns."""
     before: float
     """Mean reward of the held-out problems before the first step."""
     after: float
@@ -80,13 +86,14 @@ class Outcome:
 def outcome(events: Sequence[Event]) -> Outcome:
     """What a run did, from its events; steps that were lost before it was resumed do not count.
 
-    Held-out rewards decide what it learned if both were measured, otherwise those of the first and the last steps.
+    Held-out rewards decide what it learned if both were measured. Otherwise those of the first and the last steps do,
+    against the noise of the run: 2 % of runs that do not change are said to have learned or lost.
 
     >>> from grpo_lab.config.catalog import preset
     >>> from grpo_lab.training.trainer import train
     >>> found = outcome([*train(preset("smoke").with_("run.num_steps=1"))])
     >>> found.status, found.finished, found.learned
-    ('done', 1, <Learned.UNKNOWN: 'too few steps to say'>)
+    ('done', 1, <Learned.UNKNOWN: 'too short to say'>)
     """
     events = lineage(events)
     steps = [event for event in events if isinstance(event, Stepped)]
@@ -97,13 +104,10 @@ def outcome(events: Sequence[Event]) -> Outcome:
     updates = sum(event.updates for event in steps)
     norms = [event.metrics["grad_norm"] for event in steps if "grad_norm" in event.metrics]
     notes = [note.magnitude for event in whole for note in event.links if note.link == "gradients"]
-    start, end, noise_of_step = _training_reward(config, steps)
+    training = _training_reward(config, steps)
     before, after = _held_out(events)
-    noise = noise_of_step * _num_prompts(config)
-    learned = change(before, after, noise)
-    if learned is Learned.UNKNOWN and start.count:
-        learned = _verdict(end.reward - start.reward, 2 * noise_of_step / start.count)
-    if not updates and learned is not Learned.UNKNOWN:
+    learned = training.learned if math.isnan(after.reward - before.reward) else change(before, after, training.noise)
+    if not updates and not math.isnan(training.first):
         learned = Learned.NOTHING
     return Outcome(
         status=ended.status if ended else "",
@@ -111,12 +115,14 @@ def outcome(events: Sequence[Event]) -> Outcome:
         crash=ended.crash if ended else None,
         first_break=first_break(events),
         learned=learned,
-        start=start.reward,
-        end=end.reward,
+        first=training.first,
+        start=training.start,
+        end=training.end,
+        window=training.window,
         before=before.reward,
         after=after.reward,
         problems=after.count,
-        noise=noise,
+        noise=training.noise,
         finished=len(whole),
         refused=sum(verdict >= Verdict.SKIP_STEP for verdict in verdicts),
         rolled_back=verdicts.count(Verdict.ROLL_BACK),
@@ -150,25 +156,29 @@ class MeanReward:
     count: int = 0
 
 
-def change(before: MeanReward, after: MeanReward, noise: float = 0.0) -> Learned:
-    """Whether a mean reward changed by more than two standard errors of the difference; UNKNOWN if one is missing.
+def change(
+    before: MeanReward, after: MeanReward, noise: float = 0.0, errors: float = 2.0, sure: float = 1.64
+) -> Learned:
+    """Whether a mean reward changed by more than so many standard errors (`errors`) of the difference.
 
-    `noise` is the variance of one reward; for rewards in 0..1 it is p (1 - p) at least.
+    If it did not, it is NOTHING where `sure` standard errors exclude a change of MATTERS (1.64: with 5 % of error), and
+    otherwise UNKNOWN, as where a reward is missing. `noise` is the variance of one reward; for rewards in 0..1 it is
+    p (1 - p) at least.
 
     >>> [change(MeanReward(0.28, 250), MeanReward(after, 250)).name for after in (0.6, 0.31, 0.0)]
     ['LEARNED', 'NOTHING', 'LOST']
+    >>> change(MeanReward(0.28, 50), MeanReward(0.31, 50)).name
+    'UNKNOWN'
     """
     gain = after.reward - before.reward
-    if math.isnan(gain):
+    if math.isnan(gain) or not before.count:
         return Learned.UNKNOWN
     variance = sum(max(noise, mean.reward * (1 - mean.reward)) / mean.count for mean in (before, after))
-    return _verdict(gain, variance)
-
-
-def _verdict(gain: float, variance: float) -> Learned:
-    if abs(gain) <= 2 * math.sqrt(variance):
-        return Learned.NOTHING
-    return Learned.LEARNED if gain > 0 else Learned.LOST
+    error = math.sqrt(variance)
+    if abs(gain) > errors * error:
+        return Learned.LEARNED if gain > 0 else Learned.LOST
+    matters = MATTERS * max(1.0, abs(before.reward), abs(after.reward))
+    return Learned.NOTHING if abs(gain) + sure * error < matters else Learned.UNKNOWN
 
 
 def _held_out(events: Sequence[Event]) -> tuple[MeanReward, MeanReward]:
@@ -183,8 +193,19 @@ def _held_out(events: Sequence[Event]) -> tuple[MeanReward, MeanReward]:
     return found.get(-1, MeanReward()), found.get(1, MeanReward())
 
 
-def _training_reward(config: Mapping[str, Any], steps: Iterable[Stepped]) -> tuple[MeanReward, MeanReward, float]:
-    """The mean reward of the first and last steps, and the variance of one step's reward; no `count` of too few steps.
+class _Training(NamedTuple):
+    """As of an outcome."""
+
+    learned: Learned
+    first: float
+    start: float
+    end: float
+    window: int
+    noise: float
+
+
+def _training_reward(config: Mapping[str, Any], steps: Iterable[Stepped]) -> _Training:
+    """What the rewards of the first and last steps say, and the variance of the reward of one problem.
 
     With `alternate`, neighbouring steps have the rewards of different objectives, so those of a turn are one number.
     The noise is estimated from the differences between neighbouring steps.
@@ -196,11 +217,19 @@ def _training_reward(config: Mapping[str, Any], steps: Iterable[Stepped]) -> tup
     finite = [value for value in (statistics.fmean(each) for each in whole) if math.isfinite(value)]
     width = max(1, min(10, len(finite) // 4))
     start, end = (statistics.fmean(part) if part else math.nan for part in (finite[:width], finite[-width:]))
-    jumps = [right - left for left, right in itertools.pairwise(finite)]
-    # The median, because a collapse is no noise; of a squared normal difference it is 0.91 times the variance.
-    noise = statistics.median(jump * jump for jump in jumps) / 0.91 if jumps else 0.0
-    count = width if len(finite) >= FEWEST_STEPS else 0
-    return MeanReward(start, count), MeanReward(end, count), noise
+    jumps = sorted((right - left) ** 2 for left, right in itertools.pairwise(finite))
+    # Without the largest quarter, because a collapse is no noise; of a normal noise the others are 0.74 variances.
+    usual = jumps[: math.ceil(0.75 * len(jumps))]
+    noise = statistics.fmean(usual) / 0.74 if usual else 0.0
+    prompts = _num_prompts(config)
+    completions = prompts * config.get("data", {}).get("num_generations", 1)
+    count = width * completions if len(finite) >= FEWEST_STEPS else 0
+    learned = change(MeanReward(start, count), MeanReward(end, count), noise * completions, errors=2.4, sure=2.4)
+    first = finite[0] if finite else math.nan
+    # A collapse in the first steps is inside the first window, so the first step counts alone too.
+    fell = change(MeanReward(first, count and completions), MeanReward(end, count), noise * completions, errors=3.0)
+    learned = fell if fell is Learned.LOST and learned is not Learned.LEARNED else learned
+    return _Training(learned, first, start, end, width * turn, noise * prompts)
 
 
 def _num_prompts(config: Mapping[str, Any]) -> int:

@@ -47,7 +47,8 @@ def _rewards_in_words(found: Outcome) -> list[str]:
         return []
     learned = text(f"summary.learned.{found.learned.name.lower()}")
     lines = [text("summary.result_of_crash" if found.crash else "summary.result", learned=learned)]
-    lines.append(text("summary.reward", start=f"{found.start:.3f}", end=f"{found.end:.3f}"))
+    numbers = {name: f"{getattr(found, name):.3f}" for name in ("first", "start", "end")}
+    lines.append(text("summary.reward" if found.window > 1 else "summary.reward_short", window=found.window, **numbers))
     if not math.isnan(found.before):
         after = text("summary.not_measured") if math.isnan(found.after) else f"{found.after:.3f}"
         lines.append(text("summary.held_out", before=f"{found.before:.3f}", after=after))

@@ -155,6 +155,13 @@ def without_effect(config: Config) -> list[str]:
     return [Sentence("{} has no effect under {}", name, why) for name, why in found.items()]
 
 
+def doubts(config: Config) -> list[str]:
+    """What the user may not have meant: settings without effect, and a learning rate of 1 or more."""
+    rate = config.optimizer.learning_rate
+    high = "learning rate {:g}: AdamW moves each weight by about as much in a step; is it meant?"
+    return [*without_effect(config), *([Sentence(high, rate)] if rate >= 1 else [])]
+
+
 def arrange(
     config: Config,
     faults: Mapping[str, type[Intervention]],

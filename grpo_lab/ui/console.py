@@ -171,10 +171,10 @@ def notes(config: Config) -> list[str]:
     ['algorithm: cispo', 'guards.dual_clip has no effect under loss.surrogate=cispo']
     """
     from grpo_lab.config.algorithms import algorithm_of
-    from grpo_lab.training.registry import without_effect
+    from grpo_lab.training.registry import doubts
 
     name = algorithm_of(dataclasses.asdict(config.loss))
-    return [*([f"algorithm: {name}"] if name else []), *without_effect(config)]
+    return [*([f"algorithm: {name}"] if name else []), *doubts(config)]
 
 
 class JsonView:

@@ -1,11 +1,12 @@
 """Output of a lab in a notebook: feedback on an answer, and a line that follows a run."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from grpo_lab.analysis.run_state import Fold
+from grpo_lab.analysis.run_state import Fold, Series, status_words, tone
 from grpo_lab.config.schema import Config
 from grpo_lab.course import translation, trials
 from grpo_lab.course.editions import prose
@@ -15,8 +16,10 @@ from grpo_lab.errors import NotYet, Sentence, Unanswered
 from grpo_lab.events import Ended, Event, Started, Stepped
 from grpo_lab.messages import language, text
 from grpo_lab.paths import is_installed, labs_directory
+from grpo_lab.runs.outcome import outcome
 from grpo_lab.runs.summary import summary
 from grpo_lab.ui import html
+from grpo_lab.ui.live_terminal import sparkline
 from grpo_lab.ui.notebook.predictions import Verdict
 from grpo_lab.ui.notebook_mode import headless, without_answers
 
@@ -24,6 +27,7 @@ _GIVEN = ("prediction", "text")
 """Kinds of answers that are neither right nor wrong yet."""
 _COLOURS = {True: "#009E73", False: "#D55E00"}
 """Okabe and Ito's green and vermillion; the words repeat the colour's meaning."""
+_TONES = {"good": _COLOURS[True], "bad": _COLOURS[False], "calm": "#0072B2", "odd": "#E69F00"}
 _INTERVAL = 0.25
 """Seconds between two updates of a run's line."""
 
@@ -153,9 +157,21 @@ class _Line:
     def _words(self, step: str) -> str:
         raise NotImplementedError
 
-    def _update(self, text: str) -> None:
-        show(text, display_id=self._display, update=self._shown)
+    def _update(self, text: str, card: str = "") -> None:
+        line = card or html.fill("paragraph", text)  # JupyterLab breaks plain text inside words
+        show(text, html=line, display_id=self._display, update=self._shown)
         self._shown_at, self._shown = time.monotonic(), True
+
+
+def card(run: Fold, told: str) -> str:
+    """A finished run in one line, with a sparkline of its reward, which opens to the summary."""
+    screen, found = run.screen(), outcome(run.events)
+    kind = "run_reward" if math.isnan(found.gained) else "run_held_out"
+    numbers = {name: f"{getattr(found, name):.2f}" for name in ("start", "end", "before", "after")}
+    rewards = [] if math.isnan(found.first) else [said(kind, window=found.window, **numbers)]
+    more = [*rewards, said("run_steps", count=screen.completed)]
+    curve = sparkline(screen.series.get("reward", Series()).values, 24)
+    return html.fill("run", _TONES[tone(screen.status)], screen.name, status_words(screen.status), curve, more, told)
 
 
 class RunLine(_Line):
@@ -169,7 +185,8 @@ class RunLine(_Line):
         """Update the line for this event."""
         super().show(event)
         if isinstance(event, Ended):
-            self._update(f"{self._run.name}: {summary(self._run.events)}")
+            told = summary(self._run.events)
+            self._update(f"{self._run.name}: {told}", card(self._run, told))
 
     def _words(self, step: str) -> str:
         return f"{self._run.name}: {step}, {self._run.news}"

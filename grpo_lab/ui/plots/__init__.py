@@ -35,6 +35,7 @@ def run_figure(events: Iterable[Event], title: str = "") -> Figure:
     figure = _headed(screen, title, 11.2)
     for name, axes in curves.panels(figure, top=1.25).items():
         curves.draw(axes, name, {"": screen}, strip.span([screen]))
+        curves.keep_clear(axes)
     return _with_strip(figure, screen, 4.15)
 
 
@@ -51,6 +52,7 @@ def comparison_figure(runs: Mapping[str, Iterable[Event]], title: str = "") -> F
     style.write(figure, 0.35, title, 100, fontsize=style.TITLE, fontweight="bold")
     for name, axes in curves.panels(figure, top=1.35 + extra).items():
         curves.draw(axes, name, screens, steps)
+        curves.keep_clear(axes)
     if not screens:
         return figure
     style.name_runs(figure, names, 0.015, 0.62, in_a_row, handlelength=2.6)

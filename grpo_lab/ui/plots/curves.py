@@ -3,13 +3,15 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
+from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.transforms import Transform
 
 from grpo_lab.analysis.run_state import BY_OBJECTIVE, CURVES, Screen, Series, decimate
 from grpo_lab.metrics import METRICS
@@ -109,7 +111,7 @@ REFUSED = ("skipped", "rolled back", "stopped")
 NAMED = ("grad_norm", "reward")
 """The panels in which the names of guards are written."""
 MOST_NAMES = 5
-ABOVE = ("rescued by", "limit words")
+ABOVE = ("rescued by", "limit words", "changed words")
 """The gids of the texts that stand above moving curves."""
 RESCUE: dict[str, Any] = {"color": style.BLUE, "lw": 1.2, "ls": (0, (4, 3))}
 
@@ -191,8 +193,8 @@ def draw(
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if focus:
-        _limits(axes, limits, crossed(name, focus), span[1])
-        _happenings(axes, focus, say)
+        _limits(axes, limits, span[1])
+        _happenings(axes, focus, say, named=name in NAMED)
         _rescues(axes, focus, named=name in NAMED)
     if focus or named:
         _legend(axes)
@@ -265,12 +267,6 @@ def _limit(setting: str, config: Mapping[str, Any]) -> float:
     return config.get("guards", {}).get(guard, {name: math.nan}).get(name, getattr(GUARDS[guard], name))
 
 
-def crossed(name: str, screen: Screen) -> tuple[bool, ...]:
-    """Whether the curve goes above each limit of clipping; False for the other limits."""
-    values = screen.series.get(name, Series()).values
-    return tuple(it.line == "--" and any(value > it.last for value in values) for it in thresholds(name, screen))
-
-
 def _moving(axes: Axes, found: Points, looks: Mapping[str, style.Look], say: Callable[[str], str], kept: bool) -> None:
     held_out = {"marker": "D", "ls": "none", "mfc": "white", "mew": 1.8, "ms": 8, "zorder": 4}
     held_out |= {"alpha": 0.5, "ms": 7, "zorder": 3} if kept else {}
@@ -290,9 +286,9 @@ def _moving(axes: Axes, found: Points, looks: Mapping[str, style.Look], say: Cal
         axes.plot(x, y, gid=gid, clip_on=False, **options)
 
 
-def _limits(axes: Axes, limits: list[Threshold], below: Sequence[bool], end: int) -> None:
-    """Draw the limits, each with its words at its right end, `below` it where the curve runs above."""
-    for limit, under in zip(limits, below, strict=True):
+def _limits(axes: Axes, limits: list[Threshold], end: int) -> None:
+    """Draw the limits, each with its words."""
+    for limit in limits:
         options: dict[str, Any] = {"color": style.GREY, "ls": limit.line, "lw": 1.3}
         starts = [*limit.steps, end]
         parts = [
@@ -301,17 +297,19 @@ def _limits(axes: Axes, limits: list[Threshold], below: Sequence[bool], end: int
         ]
         x = [edge for start, stop, _ in parts for edge in (start, stop)]
         axes.plot(x, [value for *_, value in parts for _ in range(2)], gid=f"limit {limit.label}", **options)
-        height = axes.transAxes.inverted().transform(axes.transData.transform((0, limit.last)))[1]
-        down = 7 if under and height > 0.15 else -7
         look: dict[str, Any] = {"fontweight": "normal", "color": style.GREY, "va": "center", "gid": "limit words"}
         look |= {"path_effects": [withStroke(linewidth=2.5, foreground="white")], "zorder": 5}
         look["xycoords"] = axes.get_yaxis_transform()
-        style.annotate(axes, limit.label, (1.0, limit.last), right=False, gap=0, down=down, **look)
+        style.annotate(axes, limit.label, (1.0, limit.last), right=False, gap=1, **look)
 
 
-def _happenings(axes: Axes, screen: Screen, say: Callable[[str], str]) -> None:
+def _happenings(axes: Axes, screen: Screen, say: Callable[[str], str], named: bool) -> None:
     for step in thinned(screen.marked("changed"), 100):
         axes.axvline(step - 0.5, color="black", lw=1.1, ls="-.", gid="changed")
+    changes = [(mark.step, each) for mark in screen.marks if mark.kind == "changed" for each in mark.text.split(", ")]
+    for step, words in changes[-MOST_NAMES:] if named else ():
+        short = words.partition(".")[2] if "=" in words.partition(".")[2] else words
+        _name(axes, step - 0.5, style.legible(short, 26), style.BLACK, "changed words")
     if screen.crash_step is not None:
         axes.axvline(screen.crash_step, color=style.VERMILLION, lw=1.6, ls=":", gid="crash")
         right = screen.crash_step < sum(axes.get_xlim()) / 2
@@ -335,13 +333,46 @@ def _rescues(axes: Axes, screen: Screen, named: bool) -> None:
     if not named:
         return
     names = found if len(found) <= MOST_NAMES else [*found[: MOST_NAMES - 1], (found[MOST_NAMES - 1][0], "…")]
+    for since, words in names:
+        _name(axes, since, words, style.BLUE, "rescued by")
+
+
+def _name(axes: Axes, step: float, words: str, colour: str, gid: str) -> None:
+    """Write a name beside a line at a step; `keep_clear` finds its height."""
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
-    for row, (since, words) in enumerate(names):
-        right = since < sum(axes.get_xlim()) / 2
-        at = {"at": (since, 1.0), "xycoords": axes.get_xaxis_transform(), "right": right, "gap": 7}
-        style.annotate(
-            axes, words, **at, down=9 + 13 * row, va="center", color=style.BLUE, bbox=box, zorder=7, gid="rescued by"
-        )
+    at = {"at": (step, 1.0), "xycoords": axes.get_xaxis_transform(), "right": step < sum(axes.get_xlim()) / 2, "gap": 7}
+    style.annotate(axes, words, **at, va="center", color=colour, bbox=box, zorder=7, gid=gid)
+
+
+def keep_clear(axes: Axes) -> None:
+    """Move names of guards and changes, and words of limits, to where they cover neither a curve nor each other."""
+    lines = [line for line in axes.lines if str(line.get_gid()).startswith(("curve", "held out"))]
+    paths = [line.get_transform().transform_path(line.get_path()) for line in lines if len(line.get_path())]
+    covered = np.concatenate([np.empty((0, 2)), *(path.interpolated(10).vertices for path in paths)])
+    frame, corners = (
+        np.array(axes.bbox.get_points()),
+        np.stack(np.meshgrid(np.linspace(0, 1, 20), (0.0, 0.5, 1.0)), -1).reshape(-1, 2),
+    )
+    for words in (each for each in axes.texts if isinstance(each, Annotation) and each.get_gid() in ABOVE):
+        with style.DRAWING:
+            size = np.array(words.get_window_extent().size)
+        (x, y), (gap, _), place = words.xy, words.xyann, cast(Transform, words.xycoords)
+        places = [(x, side, -down) for side in (gap, -gap) for down in range(9, 130, 13)]
+        if words.get_gid() == "limit words":
+            places = [(x, gap, up) for up in (7, -7) for x, gap in ((1.0, -1), (0.0, 1), (0.6, -1))]
+        tried: list[Any] = []
+        for x, gap, up in places:
+            at = place.transform((x, y)) + np.array((gap, up)) * axes.figure.dpi / 72
+            low = at + size * np.array(((gap > 0) - 1, -0.5))
+            hits = ((covered > low - 2) & (covered < low + size + 2)).all(1).sum()
+            hits += 10**6 * ((low < frame[0] - 4) | (low + size > frame[1] + 4)).any()
+            tried.append((hits, len(tried), x, gap, up, low))
+            if not hits:
+                break
+        _, _, x, gap, up, low = min(tried)
+        words.xy, words.xyann = (x, y), (gap, up)
+        words.set_horizontalalignment("left" if gap > 0 else "right")
+        covered = np.concatenate([covered, low + size * corners])
 
 
 def _legend(axes: Axes) -> None:

@@ -179,6 +179,8 @@ class LiveFigure:
         for name, found in moves.items():
             for gid, (x, y) in found.items():
                 self._lines[name][gid].set_data(x, y)
+        for name in CURVES:
+            curves.keep_clear(self._axes[name])
         self._axes["strip"].images[0].set_data(cells)
         self._canvas.restore_region(self._background)
         renderer = self._canvas.get_renderer()
@@ -246,7 +248,7 @@ def _key(screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, mo
     """All that a background depends on: while the key stays the same, only points move."""
     artists = {name: (tuple(found), len(next(iter(found.values()))[0]) > FINE) for name, found in moves.items()}
     happened = (screen.kinds(), tuple(screen.marked("changed")), screen.crash_step, tuple(curves.rescues(screen)))
-    limits = (tuple(step for step, _ in screen.settings), [curves.crossed(name, screen) for name in CURVES])
+    limits = tuple(step for step, _ in screen.settings)
     runs = tuple((name, id(other)) for name, other in kept.items())
     return (steps, scales, artists, happened, limits, screen.first_break, runs)
 

@@ -29,7 +29,7 @@ from grpo_lab.models import loading
 from grpo_lab.runs import checkpoints, recordings, run_folder
 from grpo_lab.runs.child import Child, give_back, take, warm_up
 from grpo_lab.runs.session import Session, View
-from grpo_lab.training.registry import check, without_effect
+from grpo_lab.training.registry import check, doubts
 from grpo_lab.ui import html, notebook_mode
 from grpo_lab.ui.widgets import exports
 from grpo_lab.ui.widgets.anatomy import AnatomyView
@@ -358,7 +358,7 @@ class Panel:
     def choose(self, config: Config) -> None:
         """Use a whole config for the next run."""
         self.config, now = config, [text("panel.chosen")] if self._runner.running else []
-        self.tell(" · ".join([*now, *map(spoken, without_effect(config))]))
+        self.tell(" · ".join([*now, *map(spoken, doubts(config))]))
 
     def set(self, *overrides: str) -> None:
         """Change settings of the next run, and of a running model at its next step where it accepts them.
@@ -369,7 +369,7 @@ class Panel:
             changed = self.config.with_(*overrides)
             check(changed)
             self.config = changed
-            self.tell(" · ".join([self._runner.act_now(overrides), *map(spoken, without_effect(changed))]))
+            self.tell(" · ".join([self._runner.act_now(overrides), *map(spoken, doubts(changed))]))
 
     def switch(self, guard: str, on: bool) -> None:
         """Switch a guard on or off, as `set` does."""
@@ -537,6 +537,7 @@ class Panel:
         due = time.monotonic() - self._words_at >= WORDS_EVERY or not live or paused
         if due:
             own = "paused" if paused else "starting" if live and screens[0].status == "waiting" else ""
+            own = own or "before the first step" * (not live and screens[0].status == "starting")
             self._controls.show_words(screens[0], paused, own, self._note, screens[1])
             self._words_at = time.monotonic()
         return timeline.playing or not due
