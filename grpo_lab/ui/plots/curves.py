@@ -312,12 +312,13 @@ def _limits(axes: Axes, limits: list[Threshold], below: Sequence[bool], end: int
 def _happenings(axes: Axes, screen: Screen, say: Callable[[str], str]) -> None:
     for step in thinned(screen.marked("changed"), 100):
         axes.axvline(step - 0.5, color="black", lw=1.1, ls="-.", gid="changed")
-    if screen.crash_step is not None:
-        axes.axvline(screen.crash_step, color=style.VERMILLION, lw=1.6, ls=":", gid="crash")
-        right = screen.crash_step < sum(axes.get_xlim()) / 2
-        options = {"color": style.VERMILLION, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
-        place = {"at": (screen.crash_step, 0.07), "xycoords": axes.get_xaxis_transform()}
-        style.annotate(axes, say("crash"), right=right, gap=5, **place, **options)
+    named = [(step - 0.5, "fork", "black", "-") for step in screen.marked("forked")]
+    named += [] if screen.crash_step is None else [(screen.crash_step, "crash", style.VERMILLION, ":")]
+    for at, words, colour, line in named:
+        axes.axvline(at, color=colour, lw=1.6, ls=line, gid=words)
+        options = {"color": colour, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
+        place = {"at": (at, 0.07), "xycoords": axes.get_xaxis_transform()}
+        style.annotate(axes, say(words), right=at < sum(axes.get_xlim()) / 2, gap=5, **place, **options)
 
 
 def rescues(screen: Screen) -> list[tuple[int, str]]:

@@ -1,6 +1,7 @@
 """The widgets of a panel and their layout. A click or a change calls a method of the panel by its name."""
 
 import dataclasses
+import json
 import math
 import threading
 import time
@@ -48,6 +49,11 @@ class History:
         """The number of steps."""
         return len(self._steps)
 
+    @property
+    def num_events(self) -> int:
+        """The number of events."""
+        return len(self._events)
+
     def show(self, event: Event) -> None:
         """Take the next event of a run that goes on."""
         with self._lock:
@@ -75,9 +81,12 @@ class History:
 
 
 class Timeline:
-    """A slider over the steps of a run that is over, a button that plays them and a speed; `moved` is called then."""
+    """A slider over the steps of a run that is over, a button that plays them and a speed; `moved` is called then.
 
-    def __init__(self, muted: parts.Muted, moved: Callable[[], None]) -> None:
+    Buttons for `more` that can be done at a step stand behind them.
+    """
+
+    def __init__(self, muted: parts.Muted, moved: Callable[[], None], *more: ipywidgets.Button) -> None:
         self._moved, self._muted, self._lock = moved, muted, threading.RLock()
         self._exact, self._ticked, self.playing = 0.0, 0.0, False
         self.history, self.live = History(), False
@@ -94,7 +103,8 @@ class Timeline:
         speeds = [(text("panel.steps_a_second", speed=f"{speed:g}"), speed) for speed in SPEEDS]
         words = {"description": text("panel.speed"), "style": style, "layout": {"width": "190px"}}
         self.speed = ipywidgets.Dropdown(options=speeds, value=2, **words).add_class("grpo-lab-speed")
-        self.widget = parts.box("row", [self._button, self.slider, self.speed])
+        self._inputs = [self._button, self.slider, self.speed, *more]
+        self.widget = parts.box("row", self._inputs)
         self.load(self.history)
 
     def load(self, history: History, live: bool = False) -> None:
@@ -106,7 +116,7 @@ class Timeline:
             self._exact = float(self.length)
             self._set_playing(False)
             self._place()
-            for each in (self.slider, self._button, self.speed):
+            for each in self._inputs:
                 each.disabled = not self.length
 
     @property
@@ -428,7 +438,14 @@ _BAR = ("start", "go_on", "pause", "step", "stop", "reset")
 """The buttons above the figure; each calls the method of its name, and `pause` calls `toggle`."""
 _ICONS = {
     **{"start": "play", "go_on": "repeat", "pause": "pause", "step": "step-forward", "stop": "stop"},
-    **{"reset": "refresh", "healthy": "heart", "keep": "clone", "clear": "eraser", "export": "download"},
+    **{
+        "reset": "refresh",
+        "healthy": "heart",
+        "keep": "clone",
+        "fork": "code-fork",
+        "clear": "eraser",
+        "export": "download",
+    },
 }
 _LOOKS = {"start": "primary", "stop": "danger"}
 _PACES = (10.0, 5.0, 2.0, 1.0, 0.5)
@@ -471,7 +488,7 @@ class Controls:
         self.rows = [SliderRow(name, self._muted, self._slide) for name in (SLIDERS if controls is None else controls)]
         self.switches = Switches(guards, self._muted, lambda name, on: set_(f"guards.{name}={'on' if on else 'off'}"))
         self.sources = Sources(self._muted, partial(call, "choose"), set_)
-        self.timeline = Timeline(self._muted, partial(call, "refresh"))
+        self.timeline = Timeline(self._muted, partial(call, "refresh"), self._button("fork", "fork"))
         self.browser = BrowserPart()
         self._curves, self._chain = map(_picture, ("plot", "chain"), sizes, first)
         self._buttons = {name: self._button(name, {"pause": "toggle"}.get(name, name)) for name in _BAR}
@@ -484,7 +501,8 @@ class Controls:
         self._banner.layout.display = "none"
         # The style sheet has the shapes of the pictures, so that nothing moves when the first frames come.
         shapes = "".join(f".grpo-lab-{w}x{h} {{ aspect-ratio: {w} / {h}; flex: {w} 1 0; }}" for w, h in sizes)
-        style = ipywidgets.HTML(f"<style>{_CSS.read_text(encoding='utf-8')}{shapes}</style>")
+        gone = f".grpo-lab-panel {{ --gone: {json.dumps(text('panel.gone'), ensure_ascii=False)} }}"
+        style = ipywidgets.HTML(f"<style>{_CSS.read_text(encoding='utf-8')}{shapes}{gone}</style>")
         style.layout.display = "none"
         tabs = parts.box("controls", [self._tabs(bool(guards))], ipywidgets.VBox)
         below = parts.box("below", [self._banner, self._table, self._acted, self._samples], ipywidgets.VBox)
@@ -529,6 +547,11 @@ class Controls:
         free = (letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in names)
         self._name.value = next(free, "Z")
 
+    @property
+    def free_name(self) -> str:
+        """The name for the next overlay."""
+        return str(self._name.value)
+
     def show_pictures(self, curves: bytes, chain: bytes) -> None:
         """Replace the two pictures."""
         self._curves.value, self._chain.value = curves, chain
@@ -553,7 +576,10 @@ class Controls:
         """The tabs that have content; guards that a lab asks for are seen first, and without sliders the last tab."""
         overlay = ipywidgets.HTML(html.fill("heading", text("panel.overlay")))
         keep = self._button("keep", "keep", lambda: (self._name.value,))
-        keeping = parts.box("bar", [keep, self._button("clear", "clear")])
+        words = {"description": text("panel.ghost"), "tooltip": text("panel.ghost_help"), "indent": False}
+        ghost = ipywidgets.Checkbox(True, layout={"width": "auto"}, **words).add_class("grpo-lab-ghost")
+        parts.by_user(ghost, self._muted, partial(self._call, "ghost"))
+        keeping = parts.box("bar", [keep, self._button("clear", "clear"), ghost])
         exporting = parts.box("bar", [self._button("export", "export"), self._table_on])
         tabs = {"settings": [*(row.widget for row in self.rows), self._about]} if self.rows else {}
         tabs |= {"guards": [self.switches.widget]} if self.switches.widget.children else {}
