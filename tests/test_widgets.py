@@ -395,6 +395,12 @@ def test_a_click_clears_badge_and_banner_of_the_run_before(panel, seen, monkeypa
     assert "starting" not in until("a later word", lambda: "step" in words(one) and words(one))
 
 
+def answer(client, asked):
+    """A kernel's reply to a request."""
+    replies = iter(lambda: client.get_shell_msg(timeout=180), None)
+    return next(each["content"] for each in replies if each["parent_header"].get("msg_id") == asked)
+
+
 @pytest.mark.slow
 def test_an_interrupt_of_the_kernel_stops_the_run_after_its_step(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
@@ -403,15 +409,15 @@ def test_an_interrupt_of_the_kernel_stops_the_run_after_its_step(tmp_path, monke
         cell = (
             "from grpo_lab.ui.widgets import Panel\npanel = Panel(preset='smoke', overrides=('run.num_steps=99999',))\n"
         )
-        client.execute(f"{cell}await panel.run()\nprint('not reached')")
-        until("it trains", lambda: any(map(run_folder.num_lines, tmp_path.glob("runs/*"))))
+        asked = client.execute(f"{cell}await panel.run()\nprint('not reached')")
+        until("it trains", lambda: any(run_folder.num_lines(each) > 3 for each in tmp_path.glob("runs/*")))
         manager.interrupt_kernel()
-        reply = client.get_shell_msg(timeout=180)["content"]
+        reply = answer(client, asked)
         assert (reply["status"], reply["ename"]) == ("error", "RunError")
         (line,) = reply["traceback"]
         assert re.fullmatch(r"RunError: you interrupted the kernel: the run was stopped after \d+ steps; .*", line)
-        client.execute("assert panel.session.status == 'stopped' and not panel.running")
-        assert client.get_shell_msg(timeout=180)["content"]["status"] == "ok"
+        asked = client.execute("assert panel.session.status == 'stopped' and not panel.running")
+        assert answer(client, asked)["status"] == "ok"
         (events,) = tmp_path.glob("runs/*/events.jsonl")
         assert '"Ended", "status": "stopped", "message": "by the user"' in events.read_text(encoding="utf-8")
     finally:

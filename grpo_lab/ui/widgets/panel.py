@@ -197,6 +197,8 @@ class Place:
             self._picture.update(HTML(picture))
 
 
+AWAKE = 0.2
+"""Seconds after which a cell that waits for a run looks for an interrupt."""
 HEALTHY = "stable"
 """The preset of `Panel.healthy`."""
 WORDS_EVERY = 1.0
@@ -319,13 +321,16 @@ class Panel:
         assert over is not None
         if self._watched:
             self._show()
+        waited = asyncio.wrap_future(over)
         try:
-            return await asyncio.wrap_future(over)
+            while not waited.done():  # another thread may take the signal: the loop sees it when it wakes
+                await asyncio.wait([waited], timeout=AWAKE)
+            return waited.result()
         except asyncio.CancelledError:
             self.stop()
             if not get_ipython():
                 raise
-            await asyncio.wrap_future(over)  # ipykernel cancels a cell where the kernel is interrupted
+            await waited  # ipykernel cancels a cell where the kernel is interrupted
             raise RunError(text("panel.interrupted", count=self.screens()[0].completed)) from None
         finally:
             if not self._watched and get_ipython():
