@@ -77,9 +77,29 @@ def test_a_run_is_started_changed_reloaded_and_stopped_and_leaves_a_picture(note
     nb.load()
     expect(nb.find("picture").locator("img")).to_be_visible()
     assert (nb.find("picture").locator("img").get_attribute("alt") or "").startswith("stable: stopped after ")
+    says(nb, "picture", "Run the cell above to use this panel.")
     expect(nb.page.get_by_text("model not found")).not_to_be_visible()
     nb.page.goto(f"{server.url}/lab?reset")  # for the next test, whose page must not open this notebook again
     nb.page.wait_for_function("globalThis.jupyterapp?.restored.then(() => true)")
+
+
+@pytest.mark.slow
+def test_a_panel_of_a_kernel_that_restarted_keeps_its_picture_and_says_what_to_do(notebook):
+    nb = notebook("from grpo_lab.ui.widgets import Panel\nPanel(recording='lecture-cuda-001')")
+    nb.run_cell_to_its_end(0)
+    says(nb, "status", "crashed")
+    before = nb.picture()
+    nb.page.evaluate("jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")  # as its button does
+    gone = "nodes => nodes.map(node => getComputedStyle(node, '::before')).map(it => [it.content, it.display])"
+    left = nb.page.locator(".grpo-lab-panel.jupyter-widgets-disconnected")
+    expect(left).to_be_attached()
+    ((words, shown),) = left.evaluate_all(gone)
+    assert words == '"Run the cell above to use this panel."' and shown != "none"
+    inside = left.locator(".jupyter-widgets-disconnected")
+    assert inside.count() > 20 and {shown for _, shown in inside.evaluate_all(gone)} == {"none"}, "no broken links"
+    assert nb.picture() == before
+    if folder := os.environ.get("GRPO_LAB_PICTURES"):
+        left.screenshot(path=Path(folder) / "restarted.png")
 
 
 @pytest.mark.slow
