@@ -545,12 +545,13 @@ class Panel:
         """Draw one frame; return whether to draw the next without a request: to play on, or to update the words."""
         timeline = self.timeline
         moved = timeline.tick()
-        screens, live, paused = self.screens(), timeline.live, self._paused
+        live, paused, session = timeline.live, self._paused, self._runner.session
+        begun = timeline.history.num_events > (session.before if live and session else -1)
+        screens = self.screens()
         if asked or moved:
             self._controls.show_pictures(*self.figure.halves(*screens))
         due = time.monotonic() - self._words_at >= WORDS_EVERY or not live or paused
         if due:
-            begun = timeline.history.num_events > (session.before if live and (session := self._runner.session) else -1)
             own = "paused" if paused else "" if begun else "starting"
             self._controls.show_words(screens[0] if begun else fold(()), paused, own, self._note)
             self._words_at = time.monotonic()
