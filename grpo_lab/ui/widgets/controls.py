@@ -38,7 +38,7 @@ class History:
 
     def __init__(self, events: Iterable[Event] = (), came: Callable[[], None] = lambda: None) -> None:
         self._came, self._lock = came, threading.RLock()
-        self._events: list[Event] = []
+        self.events: list[Event] = []
         self._steps: list[int] = []
         """The place of each Stepped among the events."""
         self._fold, self._folded = Fold(), 0
@@ -48,11 +48,6 @@ class History:
     def __len__(self) -> int:
         """The number of steps."""
         return len(self._steps)
-
-    @property
-    def num_events(self) -> int:
-        """The number of events."""
-        return len(self._events)
 
     def show(self, event: Event) -> None:
         """Take the next event of a run that goes on."""
@@ -64,27 +59,24 @@ class History:
         """The state after so many steps; None: after all events, with those that follow the last step."""
         with self._lock:
             if steps is None or steps >= len(self._steps):
-                end = len(self._events)
+                end = len(self.events)
             else:
                 end = self._steps[steps - 1] + 1 if steps else self._steps[0]
             if end < self._folded:
                 self._fold, self._folded = Fold(), 0
-            for event in self._events[self._folded : end]:
+            for event in self.events[self._folded : end]:
                 self._fold.add(event)
             self._folded = end
             return self._fold.screen()
 
     def _add(self, event: Event) -> None:
         if isinstance(event, Stepped):
-            self._steps.append(len(self._events))
-        self._events.append(event)
+            self._steps.append(len(self.events))
+        self.events.append(event)
 
 
 class Timeline:
-    """A slider over the steps of a run that is over, a button that plays them and a speed; `moved` is called then.
-
-    Buttons for `more` that can be done at a step stand behind them.
-    """
+    """A slider over the steps of a run that is over, buttons to play them and `more`, a speed; calls `moved`."""
 
     def __init__(self, muted: parts.Muted, moved: Callable[[], None], *more: ipywidgets.Button) -> None:
         self._moved, self._muted, self._lock = moved, muted, threading.RLock()
@@ -438,14 +430,8 @@ _BAR = ("start", "go_on", "pause", "step", "stop", "reset")
 """The buttons above the figure; each calls the method of its name, and `pause` calls `toggle`."""
 _ICONS = {
     **{"start": "play", "go_on": "repeat", "pause": "pause", "step": "step-forward", "stop": "stop"},
-    **{
-        "reset": "refresh",
-        "healthy": "heart",
-        "keep": "clone",
-        "fork": "code-fork",
-        "clear": "eraser",
-        "export": "download",
-    },
+    **{"reset": "refresh", "healthy": "heart", "keep": "clone", "clear": "eraser", "export": "download"},
+    "fork": "code-fork",
 }
 _LOOKS = {"start": "primary", "stop": "danger"}
 _PACES = (10.0, 5.0, 2.0, 1.0, 0.5)
@@ -493,7 +479,7 @@ class Controls:
         self._curves, self._chain = map(_picture, ("plot", "chain"), sizes, first)
         self._buttons = {name: self._button(name, {"pause": "toggle"}.get(name, name)) for name in _BAR}
         self._pace, self._open, self._table_on = self._pace_menu(pace), self._open_menu(), self._table_switch()
-        self._name = ipywidgets.Text(value="A", layout={"width": "220px"}, description=text("panel.name"), style=STYLE)
+        self.name = ipywidgets.Text(value="A", layout={"width": "220px"}, description=text("panel.name"), style=STYLE)
         self._about, self._kept, self._broken = parts.words("about"), parts.words("kept"), ipywidgets.HTML()
         self._status, self._samples, self._acted = map(parts.words, ("status", "samples", "guards"))
         self._table = parts.words("table")
@@ -545,12 +531,7 @@ class Controls:
         """Show the names of the overlays, and suggest a name for the next one."""
         self._kept.value = escape(text("panel.kept", names=", ".join(names))) if names else ""
         free = (letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in names)
-        self._name.value = next(free, "Z")
-
-    @property
-    def free_name(self) -> str:
-        """The name for the next overlay."""
-        return str(self._name.value)
+        self.name.value = next(free, "Z")
 
     def show_pictures(self, curves: bytes, chain: bytes) -> None:
         """Replace the two pictures."""
@@ -575,7 +556,7 @@ class Controls:
     def _tabs(self, guards: bool) -> ipywidgets.Tab:
         """The tabs that have content; guards that a lab asks for are seen first, and without sliders the last tab."""
         overlay = ipywidgets.HTML(html.fill("heading", text("panel.overlay")))
-        keep = self._button("keep", "keep", lambda: (self._name.value,))
+        keep = self._button("keep", "keep", lambda: (self.name.value,))
         words = {"description": text("panel.ghost"), "tooltip": text("panel.ghost_help"), "indent": False}
         ghost = ipywidgets.Checkbox(True, layout={"width": "auto"}, **words).add_class("grpo-lab-ghost")
         parts.by_user(ghost, self._muted, partial(self._call, "ghost"))
@@ -584,7 +565,7 @@ class Controls:
         tabs = {"settings": [*(row.widget for row in self.rows), self._about]} if self.rows else {}
         tabs |= {"guards": [self.switches.widget]} if self.switches.widget.children else {}
         tabs |= {"source": self.sources.widgets}
-        tabs |= {"runs": [self._open, overlay, self._name, keeping, self._kept, exporting]}
+        tabs |= {"runs": [self._open, overlay, self.name, keeping, self._kept, exporting]}
         titles = [text(f"panel.tab_{name}") for name in tabs]
         pages = [ipywidgets.VBox(children) for children in tabs.values()]
         opened = "guards" if guards else "settings" if self.rows else "runs"

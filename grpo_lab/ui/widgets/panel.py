@@ -525,7 +525,7 @@ class Panel:
         """Keep a run that leaves the screen as an overlay."""
         self._ghost = {}
         if old is not self._named:
-            self.keep(self._controls.free_name)
+            self.keep(self._controls.name.value)
 
     def _set_kept(self, kept: dict[str, Screen]) -> None:
         self._kept = kept
@@ -546,7 +546,7 @@ class Panel:
         timeline = self.timeline
         moved = timeline.tick()
         live, paused, session = timeline.live, self._paused, self._runner.session
-        begun = timeline.history.num_events > (session.before if live and session else -1)
+        begun = len(timeline.history.events) > (session.before if live and session else -1)
         screens = self.screens()
         if asked or moved:
             self._controls.show_pictures(*self.figure.halves(*screens))
