@@ -175,6 +175,17 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Forked(Resumed):
+    """A run begins as a copy of another one, `parent`, which it leaves before step `at`.
+
+    It goes on from a checkpoint of the parent before `step`; the steps up to `at` are made again, with the same bits.
+    """
+
+    parent: str = ""
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Crash:
     """An error that ended a run, classified."""
 
@@ -197,7 +208,7 @@ class Ended:
     crash: Crash | None = None
 
 
-Event = Started | Changed | Stepped | Evaluated | Checkpointed | Resumed | Ended
+Event = Started | Changed | Stepped | Evaluated | Checkpointed | Resumed | Forked | Ended
 EVENTS: dict[str, type] = {cls.__name__: cls for cls in get_args(Event)}
 
 
@@ -299,5 +310,6 @@ _READERS = {
     },
     "Checkpointed": lambda t: {**t, "seconds": float(t["seconds"])},
     "Resumed": lambda t: {**t, "overrides": tuple(t["overrides"])},
+    "Forked": lambda t: {**t, "overrides": tuple(t["overrides"])},
     "Ended": lambda t: _with_sentences({**t, "crash": Crash(**t["crash"]) if t["crash"] else None}),
 }

@@ -2,25 +2,34 @@
 
 import asyncio
 import os
+import re
 import signal
+import threading
 import time
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from jupyter_client.manager import start_new_kernel
 
 from grpo_lab import messages
+from grpo_lab.analysis.run_state import fold
 from grpo_lab.config.algorithms import algorithm, algorithm_names
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, ModelError, RunError
-from grpo_lab.events import Changed, Ended, Resumed, Stepped
+from grpo_lab.events import Changed, Ended, Forked, Resumed, Stepped
 from grpo_lab.runs import child as child_pool
+from grpo_lab.runs import run_folder
+from grpo_lab.runs.child import Child
 from grpo_lab.ui import notebook_mode
+from grpo_lab.ui.plots.style import GHOST
 from grpo_lab.ui.widgets import Panel
 from grpo_lab.ui.widgets import panel as panel_module
 from grpo_lab.ui.widgets.controls import SLIDERS, SliderRow
 from grpo_lab.ui.widgets.parts import Muted
+from tests.steps import told
 
 LONG = ("run.num_steps=100000",)
 """More than any test waits for."""
@@ -314,6 +323,121 @@ def test_giving_up_waiting_stops_the_run(panel):
     finish(one)
     assert one.session is not None
     assert one.session.status == "stopped"
+
+
+@pytest.mark.slow
+def test_a_fork_goes_on_beside_the_run_that_it_left(panel, seen):
+    one = panel(overrides=("run.num_steps=6",))
+    button = find(one, "fork")
+    assert button.disabled
+    with pytest.raises(RunError, match="no run on screen"):
+        one.fork()
+    first = run(one)
+    until("there is a step to fork at", lambda: not button.disabled)
+    one.timeline.slider.value = 4
+    one.switch("clamp_kl", True)
+    button.click()
+    finish(one)
+    second = one.session
+    assert second is not None and second.directory != first.directory and second.status == "done"
+    (event,) = (event for event in second.events if isinstance(event, Forked))
+    assert (event.parent, event.at) == (first.directory.name, 4)
+    assert [told(step) for step in steps(one)][:4] == [
+        told(each) for each in first.events if isinstance(each, Stepped)
+    ][:4]
+    assert [(e.step, e.overrides) for e in second.events if isinstance(e, Changed)] == [(4, ("guards.clamp_kl=on",))]
+    screen, others, _ = one.screens()
+    assert screen.marked("forked") == [4] and list(others) == ["A"] and others["A"].step == 5
+    words(one)
+    assert [each.get_text() for each in one.figure._figure.legends[0].get_texts()] == ["fork at step 4", "A"]
+    one.fork(2)
+    finish(one)
+    assert list(one.screens()[1]) == ["A", "B"] and one.screens()[0].marked("forked") == [2]
+    with pytest.raises(RunError, match="from 0 to 5"):
+        one.fork(6)
+    assert list(one.screens()[1]) == ["A", "B"], "a mistake leaves all as it was"
+
+
+@pytest.mark.slow
+def test_the_last_run_stays_as_a_ghost(panel, seen):
+    one = panel(pace=50)
+    first = run(one)
+    assert one.screens()[1] == {}
+    find(one, "pace-menu").value = 0.0
+    find(one, "reset").click()
+    assert find(one, "pace-menu").value == 50, "Reset brings the pace back"
+    ghost = one.screens()[1]
+    assert list(ghost) == [GHOST] and ghost[GHOST] == fold(first.events)
+    one.set("run.num_steps=2", "loss.beta=0.3")
+    second = run(one)
+    assert one.screens()[1] == ghost, "the plot was empty, and it stays the last run"
+    words(one)
+    x = one.figure._axes["reward"].get_xlim()
+    assert x[1] >= 2.5 and "last run" in one.figure._figure.legends[0].get_texts()[1].get_text()
+    run(one)
+    assert one.screens()[1] == {GHOST: fold(second.events)}
+    find(one, "ghost").value = False
+    assert one.screens()[1] == {}
+    find(one, "ghost").value = True
+    one.keep("second")
+    run(one)
+    assert list(one.screens()[1]) == ["second"], "an overlay is no ghost too"
+    one.healthy()
+    assert GHOST not in one.screens()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", ["start", "go_on", "fork"])
+def test_a_click_clears_badge_and_banner_of_the_run_before(panel, seen, monkeypatch, again):
+    one = panel(overrides=LONG)
+    one.start()
+    until("it has trained", lambda: len(steps(one)) > 2)
+    os.kill(one._runner.session._child.process.pid, signal.SIGKILL)  # type: ignore
+    finish(one)
+    banner = find(one, "banner")
+    assert "crashed" in words(one) and banner.layout.display == "flex"
+    child = child_pool.take()  # its run begins when the test lets it
+    monkeypatch.setattr(child, "begin", lambda *_: gate.wait(60) and Child.begin(child, *_))
+    monkeypatch.setattr(panel_module, "take", lambda: child)
+    gate = threading.Event()
+    try:
+        find(one, again).click()
+        shown = until("the badge is cleared", lambda: "starting" in words(one) and words(one))
+        assert "crashed" not in shown and "SIGKILL" not in shown and banner.layout.display == "none"
+    finally:
+        gate.set()
+    until("it trains", lambda: len(steps(one)) > 3)
+    assert "starting" not in until("a later word", lambda: "step" in words(one) and words(one))
+
+
+def answer(client, asked):
+    """A kernel's reply to a request."""
+    replies = iter(lambda: client.get_shell_msg(timeout=180), None)
+    return next(each["content"] for each in replies if each["parent_header"].get("msg_id") == asked)
+
+
+@pytest.mark.slow
+def test_an_interrupt_of_the_kernel_stops_the_run_after_its_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    manager, client = start_new_kernel(cwd=str(tmp_path), kernel_name="python3")
+    try:
+        cell = (
+            "from grpo_lab.ui.widgets import Panel\npanel = Panel(preset='smoke', overrides=('run.num_steps=99999',))\n"
+        )
+        asked = client.execute(f"{cell}await panel.run()\nprint('not reached')")
+        until("it trains", lambda: any(run_folder.num_lines(each) > 3 for each in tmp_path.glob("runs/*")))
+        manager.interrupt_kernel()
+        reply = answer(client, asked)
+        assert (reply["status"], reply["ename"]) == ("error", "RunError")
+        (line,) = reply["traceback"]
+        assert re.fullmatch(r"RunError: you interrupted the kernel: the run was stopped after \d+ steps; .*", line)
+        asked = client.execute("assert panel.session.status == 'stopped' and not panel.running")
+        assert answer(client, asked)["status"] == "ok"
+        (events,) = tmp_path.glob("runs/*/events.jsonl")
+        assert '"Ended", "status": "stopped", "message": "by the user"' in events.read_text(encoding="utf-8")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from PIL import Image
 from grpo_lab.analysis.run_state import CURVES, Fold, fold
 from grpo_lab.config.schema import Config
 from grpo_lab.core.hooks import Action, Verdict
-from grpo_lab.events import Changed, Ended, Evaluated, LinkNote, Started, Stepped
+from grpo_lab.events import Changed, Ended, Evaluated, Forked, LinkNote, Started, Stepped
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.ui import plots
 from grpo_lab.ui.plots.style import MARKS, chinese_font
@@ -128,6 +128,7 @@ def test_no_words_of_a_curve_lie_over_each_other(monkeypatch, language):
         Stepped(4, 1, Verdict.CHANGED, {}, (), clip),
         *(stepped(5 + step, verdict) for step, verdict in enumerate(list(Verdict)[1:])),
         Changed(9, ("loss.beta=0.1",)),
+        Forked(5, 13, "a fork", parent="other", at=10),
         Ended("crashed", "it", classify_crash("?")),
     ]
     screen = fold([started(30, *limits), Evaluated(0, 0.3, 8), *steps, infinite, *every_mark])

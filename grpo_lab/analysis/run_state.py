@@ -11,7 +11,7 @@ import numpy as np
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.errors import GrpoLabError, Sentence
-from grpo_lab.events import Changed, Ended, Evaluated, Event, Resumed, Started, Stepped
+from grpo_lab.events import Changed, Ended, Evaluated, Event, Forked, Resumed, Started, Stepped
 from grpo_lab.messages import spoken, text
 from grpo_lab.metrics import LINKS, METRICS, metric, of_objective, of_run
 from grpo_lab.runs.first_break import ChainBreak, by_update, first_break, statuses
@@ -92,7 +92,7 @@ class Mark(NamedTuple):
     """Something that happened at a step, by kind:
 
     `acted`, `by design` (only guards that act in healthy runs too), `skipped`, `rolled back`, `stopped`, `changed`,
-    `crashed`.
+    `forked`, `crashed`.
     """
 
     step: int
@@ -319,7 +319,10 @@ class Fold:
                 self.add(each)
         self.events.append(event)
         self.news = f"resumed: {event.reason}".removesuffix(": ")
-        self._marks.append(Mark(event.step, "changed", self.news))
+        if isinstance(event, Forked):
+            self._marks.append(Mark(event.at, "forked", f"fork of {event.parent}"))
+        else:
+            self._marks.append(Mark(event.step, "changed", self.news))
         if event.overrides:
             self._change(Changed(event.step, event.overrides))
 

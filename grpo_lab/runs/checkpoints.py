@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -108,6 +109,20 @@ def newest_whole(
     if problems:
         raise RunError(f"no checkpoint in {folder} is whole: {'; '.join(problems)}; train again into another folder")
     return None, []
+
+
+def copied(old: Path, new: Path, before: int) -> dict[str, Any] | None:
+    """Copy the newest whole checkpoint before step `before`, or an earlier one, into a folder; return its state.
+
+    None where there is no such checkpoint.
+    """
+    for path in _newest_first(old):
+        if _step_of(path) <= before:
+            with suppress(RunError):
+                state = read(path)
+                shutil.copytree(path, new / path.name)
+                return state
+    return None
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import shutil
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
@@ -25,7 +25,19 @@ from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.training.recorder import count_nonfinite
 
 EVENTS, CONFIG, ENVIRONMENT, TRACEBACK = "events.jsonl", "config.json", "environment.json", "traceback.txt"
-MODEL, MERGED, LOCK = "model", "model-merged", ".lock"
+MODEL, MERGED, LOCK, FORK = "model", "model-merged", ".lock", "fork.json"
+
+
+class Fork(NamedTuple):
+    """The run of which another one is a fork, the step before which it leaves it, and the changes of settings.
+
+    `changes` has the overrides by step: those of the parent since step `began`, then those of the fork.
+    """
+
+    parent: str
+    step: int
+    began: int
+    changes: dict[str, list[str]]
 
 
 def next_free(folder: Path) -> Path:
@@ -102,6 +114,18 @@ def occupied(folder: Path) -> RunError:
 def write_config(folder: Path, config: Config) -> None:
     """Write the config with which the run in the folder begins or goes on."""
     _write_json(folder / CONFIG, encodable(config.to_dict()))
+
+
+def write_fork(folder: Path, fork: Fork, events: Iterable[Event]) -> None:
+    """Write the origin of a fork, and the events of its parent that are its own too."""
+    _write_json(folder / FORK, fork._asdict())
+    (folder / EVENTS).write_text("".join(to_json(event) + "\n" for event in events), encoding="utf-8")
+
+
+def read_fork(folder: Path) -> Fork | None:
+    """The origin of the run in a folder; None where it is no fork."""
+    path = folder / FORK
+    return Fork(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
 def unwritable(folder: Path, steps: int, error: OSError) -> RunError:

@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -26,7 +26,7 @@ import torch
 from grpo_lab.config import user_code
 from grpo_lab.config.schema import Config, planned_steps, resized
 from grpo_lab.errors import ConfigError, GrpoLabError, ModelError, RunError
-from grpo_lab.events import Checkpointed, Crash, Ended, Event, Resumed, Stepped, lineage
+from grpo_lab.events import Changed, Checkpointed, Crash, Ended, Event, Forked, Resumed, Started, Stepped, lineage
 from grpo_lab.models import loading
 from grpo_lab.runs import checkpoints, crashes, environment, run_folder
 from grpo_lab.runs.child import Child
@@ -115,6 +115,15 @@ class Record:
         absent = {name: [place for place, row in enumerate(rows) if name not in row] for name in frame.columns}
         frame.attrs["not_logged"] = {name: places for name, places in absent.items() if places}
         return frame
+
+    def changes(self) -> list[tuple[int, tuple[str, ...]]]:
+        """The changes of the running model: (step, overrides)."""
+        changed = (event for event in self.events if isinstance(event, Changed | Resumed) and event.overrides)
+        return [(event.step, event.overrides) for event in changed]
+
+    def settings_before(self, step: int) -> Config:
+        """The settings with which the step before this one was made; for step 0 those of the beginning."""
+        return self.config.changed_live(*(each for at, row in self.changes() if at < step for each in row))
 
     def first_break(self) -> ChainBreak | None:
         """The first link of the chain that was not finite."""
@@ -217,6 +226,51 @@ class Session(Record):
         validated(session.config.changed_live(*recover))
         return session
 
+    @classmethod
+    @checked
+    def fork(
+        cls,
+        parent: str | Path,
+        step: int,
+        overrides: Sequence[str] = (),
+        directory: str | Path | None = None,
+        model: tuple[Any, Any] | None = None,
+        tasks: Tasks | None = None,
+        rewards: Sequence[Callable[..., Any]] | None = None,
+        child: bool | Child | None = None,
+        save_model: bool = False,
+    ) -> Self:
+        """The session of a new run that is a copy of the run in the folder `parent` until a step, and then differs.
+
+        `run` goes on from the parent's newest checkpoint before `step`, or begins where there is none. It makes the
+        steps from there again, with the same bits on a CPU, and changes the settings of `overrides` at `step`, as `set`
+        does. Without any it stays the same run. Its first event `Forked` tells parent and step. The parent stays as it
+        is. Give again what it was given in place of names.
+
+        Raises RunError for a folder without a run and for a step that the run did not reach; ConfigError for a setting
+        that is fixed during a run.
+        """
+        old = Session.open(parent)
+        made = sum(isinstance(event, Stepped) and not event.failed for event in old.events)
+        last = min(made, sum(planned_steps(old.config.to_dict()).values()) - 1)
+        if not made or not 0 <= step <= last:
+            raise RunError(f"{parent} has {made} steps: fork it before a step from 0 to {last}, not {step}")
+        config, old.config = old.config, old.settings_before(step)
+        old.check_live(*overrides)
+        if not config.run.threads:
+            config = config.with_(f"run.threads={next(e.threads for e in old.events if isinstance(e, Started))}")
+        folder = Path(directory) if directory else run_folder.new_folder(run_folder.default_folder(config))
+        run_folder.begin(folder, config)
+        state = checkpoints.copied(old.directory / checkpoints.FOLDER, folder / checkpoints.FOLDER, step)
+        began, kept = (state["step"], state["events"]) if state else (0, 0)
+        changes = [*(each for each in old.changes() if began <= each[0] < step), (step, tuple(overrides))]
+        by_step = {str(at): [one for when, each in changes if when == at for one in each] for at, _ in changes}
+        fork = run_folder.Fork(old.directory.name, step, began, by_step)
+        run_folder.write_fork(folder, fork, old.events[:kept])
+        session = cls.resume(folder, (), model, tasks, rewards, child, save_model)
+        session._resume = Resume(f"a fork of {fork.parent} before step {step}")
+        return session
+
     def run(self, check: bool = False) -> Session:
         """Train to the end and return, also when the run crashed.
 
@@ -263,11 +317,15 @@ class Session(Record):
 
         Raises ConfigError for a setting that is fixed during a run and for a bad value; the run goes on.
         """
+        self.check_live(*overrides)
+        self.command("set", overrides)
+
+    def check_live(self, *overrides: str) -> None:
+        """Raise ConfigError for overrides that `set` refuses."""
         changed = self.config.changed_live(*overrides)
         validated(changed)
         if needs_reference(changed) and not needs_reference(self.config):
             raise ConfigError("this run has no reference model: it started with loss.beta = 0; start it with more")
-        self.command("set", overrides)
 
     def command(self, name: str, overrides: Sequence[str] = ()) -> None:
         """Give one of the commands that `runs.commands` lists; the overrides of `set` are not checked here."""
@@ -409,6 +467,8 @@ class Execution:
     """When the last checkpoint was written."""
     origin: dict[str, Any] = field(default_factory=dict, init=False)
     """The model with which the run began, and its surroundings, as checkpoints tell them."""
+    fork: run_folder.Fork | None = field(default=None, init=False)
+    """The origin of a run that is a fork."""
 
     def run(self) -> Generator[Event]:
         """Train and yield the events, each of which is on disk by then.
@@ -418,6 +478,7 @@ class Execution:
         """
         try:
             with run_folder.writer(self.directory, self.config) as append:
+                self.fork = run_folder.read_fork(self.directory)
                 for event in self._train():
                     append(event)
                     if isinstance(event, Resumed):
@@ -505,7 +566,10 @@ class Execution:
         again = max(0, self.restarts - state["restarts"])
         overrides = (*(training.config.run.recover * again), *resume.overrides)
         training.resumed_at, training.saved = state["step"], state | {"overrides": overrides}
-        return Resumed(max(0, state["step"]), state["events"], "; ".join(filter(None, why)), overrides)
+        event = Resumed(max(0, state["step"]), state["events"], "; ".join(filter(None, why)), overrides)
+        if self.fork and event.step <= self.fork.began:  # later on, the events that are kept tell of the fork
+            return Forked(*astuple(event), parent=self.fork.parent, at=self.fork.step)
+        return event
 
     def _check(self, state: dict[str, Any]) -> None:
         if state.get("version") != VERSION:
@@ -523,7 +587,7 @@ class Execution:
         """The events of the steps, with checkpoints between them."""
         at_top: int | None = max(0, training.resumed_at)
         try:
-            for event in events(training, self.commands):
+            for event in events(training, self._controls):
                 yield event
                 if isinstance(event, Stepped):
                     at_top = None if event.failed else event.step + 1
@@ -533,6 +597,18 @@ class Execution:
             if at_top is not None:
                 yield from self._checkpoint(training, at_top)
             raise
+
+    def _controls(self, step: int) -> list[str]:
+        """The overrides for a step: of the commands, and of a fork those that it repeats or begins with.
+
+        A fork makes the steps of its parent again at full speed.
+        """
+        if not self.fork or step > self.fork.step:
+            return self.commands(step)
+        if step < self.fork.step and self.commands.stopping.is_set():
+            raise Stopped
+        planned = self.fork.changes.get(str(step), [])
+        return planned if step < self.fork.step else [*planned, *self.commands(step)]
 
     def _checkpoint(self, training: Training, index: int) -> Iterator[Event]:
         """Write a checkpoint of the state before step `index` if one is due; a full disk stops no training."""

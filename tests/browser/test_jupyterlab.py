@@ -77,6 +77,7 @@ def test_a_run_is_started_changed_reloaded_and_stopped_and_leaves_a_picture(note
     nb.load()
     expect(nb.find("picture").locator("img")).to_be_visible()
     assert (nb.find("picture").locator("img").get_attribute("alt") or "").startswith("stable: stopped after ")
+    says(nb, "picture", "Run the cell above to use this panel.")
     expect(nb.page.get_by_text("model not found")).not_to_be_visible()
     nb.page.goto(f"{server.url}/lab?reset")  # for the next test, whose page must not open this notebook again
     nb.page.wait_for_function("globalThis.jupyterapp?.restored.then(() => true)")
@@ -123,6 +124,84 @@ def test_a_click_on_a_spike_shows_the_token_that_the_events_name(notebook):
     nb.find("plot").press("ArrowRight")
     says(nb, "microscope", f"Tokens of step {spike['step'] + 1}")
     assert nb.page.locator(".jp-Cell").count() == 2, "JupyterLab's own keys kept out"
+
+
+@pytest.mark.slow
+def test_a_panel_of_a_kernel_that_restarted_keeps_its_picture_and_says_what_to_do(notebook):
+    nb = notebook("from grpo_lab.ui.widgets import Panel\nPanel(recording='lecture-cuda-001')")
+    nb.run_cell_to_its_end(0)
+    says(nb, "status", "crashed")
+    before = nb.picture()
+    nb.page.evaluate("jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")  # as its button does
+    gone = "nodes => nodes.map(node => getComputedStyle(node, '::before')).map(it => [it.content, it.display])"
+    left = nb.page.locator(".grpo-lab-panel.jupyter-widgets-disconnected")
+    expect(left).to_be_attached()
+    ((words, shown),) = left.evaluate_all(gone)
+    assert words == '"Run the cell above to use this panel."' and shown != "none"
+    inside = left.locator(".jupyter-widgets-disconnected")
+    assert inside.count() > 20 and {shown for _, shown in inside.evaluate_all(gone)} == {"none"}, "no broken links"
+    assert nb.picture() == before
+    if folder := os.environ.get("GRPO_LAB_PICTURES"):
+        left.screenshot(path=Path(folder) / "restarted.png")
+
+
+FORKED = """
+from grpo_lab.events import Forked, Stepped
+from tests.steps import told
+def steps(run): return [told(event) for event in run.events if isinstance(event, Stepped)]
+(event,) = (event for event in panel.session.events if isinstance(event, Forked))
+same = sum(mine == theirs for mine, theirs in zip(steps(panel.session), steps(doomed)))
+known, beside = event.parent == doomed.directory.name, [*panel.screens()[1]]
+print(f"left {known} before {event.at}, {same} equal steps, beside {beside}")
+"""
+
+
+@pytest.mark.slow
+def test_a_fork_before_the_crash_is_the_same_run_without_a_guard_and_saved_with_one(notebook):
+    faulty = "overrides=('run.num_steps=24', 'data.num_prompts=2', 'faults.shift_log_ratio.at_step=20')"
+    nb = notebook(
+        f"from grpo_lab.ui.widgets import Panel\npanel = Panel(preset='plain', {faulty})\npanel",
+        "doomed = panel.session\npanel.timeline.slider.value = 19",
+        FORKED,
+        "panel.timeline.slider.value = 19",
+    )
+    pictures = os.environ.get("GRPO_LAB_PICTURES")
+
+    def shot(name):
+        if pictures:
+            nb.find("panel").screenshot(path=Path(pictures) / f"{name}.png")
+
+    nb.run_cell_to_its_end(0)
+    nb.find("start").click()
+    says(nb, "status", "crashed in torch.multinomial")
+    expect(nb.find("fork")).to_be_enabled()
+    nb.run_cell_to_its_end(1)
+    says(nb, "status", "step 18")
+    nb.find("fork").click()
+    expect(nb.find("status")).not_to_contain_text("step 18")
+    says(nb, "status", "crashed in torch.multinomial")
+    expect(nb.find("fork")).to_be_enabled()
+    nb.run_cell_to_its_end(2)
+    expect(nb.output(2)).to_contain_text("left True before 19, 22 equal steps, beside ['A']")
+    nb.run_cell_to_its_end(3)
+    says(nb, "status", "step 18")
+    nb.page.get_by_role("tab", name="Guards").click()
+    nb.find("guard-clamp_log_ratio").locator("input[type=checkbox]").check()
+    nb.find("fork").click()
+    says(nb, "status", "done")
+    expect(nb.find("fork")).to_be_enabled()
+    shot("fork")
+    for theme in ("Dark", "Light"):
+        nb.page.evaluate(
+            "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", f"JupyterLab {theme}"
+        )
+        nb.page.set_viewport_size({"width": 900 if theme == "Light" else 1280, "height": 1000})
+        shot(f"fork-{theme}")
+    nb.page.set_viewport_size({"width": 1280, "height": 1000})
+    nb.find("start").click()
+    says(nb, "status", "starting")
+    says(nb, "status", "done")  # the guard is still on
+    shot("ghost")
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ def _of_lines(text: Text) -> Table:
     trees: list[Any] = []
     for line in filter(str.strip, text.said.split("\n")):
         tree = parsed(line)
-        if isinstance(tree, dict) and tree.get("event") == "Resumed" and isinstance(tree.get("kept"), int):
+        if isinstance(tree, dict) and tree.get("event") in ("Resumed", "Forked") and isinstance(tree.get("kept"), int):
             del trees[tree["kept"] :]
         trees.append(tree)
     known = [tree for tree in trees if isinstance(tree, dict)]

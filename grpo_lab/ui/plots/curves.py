@@ -310,12 +310,13 @@ def _happenings(axes: Axes, screen: Screen, say: Callable[[str], str], named: bo
     for step, words in changes[-MOST_NAMES:] if named else ():
         short = words.partition(".")[2] if "=" in words.partition(".")[2] else words
         _name(axes, step - 0.5, style.legible(short, 26), style.BLACK, "changed words")
-    if screen.crash_step is not None:
-        axes.axvline(screen.crash_step, color=style.VERMILLION, lw=1.6, ls=":", gid="crash")
-        right = screen.crash_step < sum(axes.get_xlim()) / 2
-        options = {"color": style.VERMILLION, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
-        place = {"at": (screen.crash_step, 0.07), "xycoords": axes.get_xaxis_transform()}
-        style.annotate(axes, say("crash"), right=right, gap=5, **place, **options)
+    lines = [(step - 0.5, "fork", "black", "-") for step in screen.marked("forked")]
+    lines += [] if screen.crash_step is None else [(screen.crash_step, "crash", style.VERMILLION, ":")]
+    for at, words, colour, line in lines:
+        axes.axvline(at, color=colour, lw=1.6, ls=line, gid=words)
+        options = {"color": colour, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
+        place = {"at": (at, 0.07), "xycoords": axes.get_xaxis_transform()}
+        style.annotate(axes, say(words), right=at < sum(axes.get_xlim()) / 2, gap=5, **place, **options)
 
 
 def rescues(screen: Screen) -> list[tuple[int, str]]:

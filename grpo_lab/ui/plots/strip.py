@@ -95,7 +95,7 @@ def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray
         each = max(1, round(cells.shape[1] / (steps[1] - steps[0])))
         found["broken"] = ((places + 0.5) / each - 0.5 + steps[0], rows)
     for kind in style.MARKS:
-        between = 0.5 if kind == "changed" else 0.0  # settings change before a step
+        between = 0.5 if kind in ("changed", "forked") else 0.0  # settings change before a step
         marked = thinned(screen.marked(kind)) - between
         found[f"mark {kind}"] = (marked, np.full(len(marked), len(ROWS) - 1))
     return found

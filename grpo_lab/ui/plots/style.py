@@ -59,6 +59,7 @@ RUNS = (
     Look(SKY, (0, (8, 2)), "v"),
     Look(BLACK, (0, (1, 1)), "*"),
 )
+FAINT = Look("#B7B7B7", "-", "none")
 STATUSES = {"healthy": GREEN, "warning": YELLOW, "broken later": "#FFCCA0", "broken": VERMILLION}
 STATUSES |= {"not reached": "#DCDCDC", "not used": "#FFFFFF"}
 """Cells of the chain. Links that break after the first break are faded, so that the first one stands out."""
@@ -69,13 +70,18 @@ MARKS = {
     "rolled back": Look(PURPLE, "none", "<"),
     "stopped": Look(BLACK, "none", "s"),
     "changed": Look(BLACK, "none", "d"),
+    "forked": Look(BLACK, "none", "P"),
     "crashed": Look(VERMILLION, "none", "X"),
 }
 
 
+GHOST = "last run"
+"""The name of a run that is drawn faintly."""
+
+
 def looks(runs: Collection[Any]) -> list[Look]:
     """A look for each run, in order."""
-    return [RUNS[index % len(RUNS)] for index in range(len(runs))]
+    return [FAINT if run == GHOST else RUNS[index % len(RUNS)] for index, run in enumerate(runs)]
 
 
 def new_figure(height: float) -> Figure:
@@ -92,8 +98,9 @@ def write(figure: Figure, below_top: float, text: str, length: int = 110, **styl
 
 
 def name_runs(figure: Figure, names: Sequence[str], left: float, below_top: float, ncols: int, **style: Any) -> None:
-    """Write the legend of several runs `below_top` inches below the top edge."""
-    handles = [Line2D([], [], color=look.colour, ls=look.line, marker=look.marker, lw=2) for look in looks(names)]
+    """Write the legend of several runs `below_top` inches below the top edge; `keys` have a look in place of names."""
+    keys = style.pop("keys", names)
+    handles = [Line2D([], [], color=look.colour, ls=look.line, marker=look.marker, lw=2) for look in looks(keys)]
     place = {"loc": "upper left", "bbox_to_anchor": (left, 1 - below_top / figure.get_size_inches()[1])}
     figure.legend(handles, names, ncols=ncols, **{**PLAIN, "fontsize": NORMAL, **place, **style})
 

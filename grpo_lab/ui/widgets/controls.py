@@ -1,6 +1,7 @@
 """The widgets of a panel and their layout. A click or a change calls a method of the panel by its name."""
 
 import dataclasses
+import json
 import math
 import threading
 import time
@@ -38,7 +39,7 @@ class History:
 
     def __init__(self, events: Iterable[Event] = (), came: Callable[[], None] = lambda: None) -> None:
         self._came, self._lock = came, threading.RLock()
-        self._events: list[Event] = []
+        self.events: list[Event] = []
         self._steps: list[int] = []
         """The place of each Stepped among the events."""
         self._fold, self._folded = Fold(), 0
@@ -65,12 +66,12 @@ class History:
         """The state after so many steps; None: after all events, with those that follow the last step."""
         with self._lock:
             if steps is None or steps >= len(self._steps):
-                end = len(self._events)
+                end = len(self.events)
             else:
                 end = self._steps[steps - 1] + 1 if steps else self._steps[0]
             if end < self._folded:
                 self._fold, self._folded = Fold(), 0
-            for event in self._events[self._folded : end]:
+            for event in self.events[self._folded : end]:
                 self._fold.add(event)
             self._folded = end
             return self._fold.screen()
@@ -83,14 +84,14 @@ class History:
 
     def _add(self, event: Event) -> None:
         if isinstance(event, Stepped):
-            self._steps.append(len(self._events))
-        self._events.append(event)
+            self._steps.append(len(self.events))
+        self.events.append(event)
 
 
 class Timeline:
-    """A slider over the steps of a run that is over, a button that plays them and a speed; `moved` is called then."""
+    """A slider over the steps of a run that is over, buttons to play them and `more`, a speed; calls `moved`."""
 
-    def __init__(self, muted: parts.Muted, moved: Callable[[], None]) -> None:
+    def __init__(self, muted: parts.Muted, moved: Callable[[], None], *more: ipywidgets.Button) -> None:
         self._moved, self._muted, self._lock = moved, muted, threading.RLock()
         self._exact, self._ticked, self.playing = 0.0, 0.0, False
         self.history, self.live = History(), False
@@ -107,7 +108,8 @@ class Timeline:
         speeds = [(text("panel.steps_a_second", speed=f"{speed:g}"), speed) for speed in SPEEDS]
         words = {"description": text("panel.speed"), "style": style, "layout": {"width": "190px"}}
         self.speed = ipywidgets.Dropdown(options=speeds, value=2, **words).add_class("grpo-lab-speed")
-        self.widget = parts.box("row", [self._button, self.slider, self.speed])
+        self._inputs = [self._button, self.slider, self.speed, *more]
+        self.widget = parts.box("row", self._inputs)
         self.load(self.history)
 
     def load(self, history: History, live: bool = False) -> None:
@@ -119,7 +121,7 @@ class Timeline:
             self._exact = float(self.length)
             self._set_playing(False)
             self._place()
-            for each in (self.slider, self._button, self.speed):
+            for each in self._inputs:
                 each.disabled = not self.length
 
     @property
@@ -442,6 +444,7 @@ _BAR = ("start", "go_on", "pause", "step", "stop", "reset")
 _ICONS = {
     **{"start": "play", "go_on": "repeat", "pause": "pause", "step": "step-forward", "stop": "stop"},
     **{"reset": "refresh", "healthy": "heart", "keep": "clone", "clear": "eraser", "export": "download"},
+    "fork": "code-fork",
 }
 _LOOKS = {"start": "primary", "stop": "danger"}
 _PACES = (10.0, 5.0, 2.0, 1.0, 0.5)
@@ -487,12 +490,12 @@ class Controls:
         self.rows = [SliderRow(name, self._muted, self._slide) for name in (SLIDERS if controls is None else controls)]
         self.switches = Switches(guards, self._muted, lambda name, on: set_(f"guards.{name}={'on' if on else 'off'}"))
         self.sources = Sources(self._muted, partial(call, "choose"), set_)
-        self.timeline = Timeline(self._muted, partial(call, "refresh"))
+        self.timeline = Timeline(self._muted, partial(call, "refresh"), self._button("fork", "fork"))
         self.browser, self.microscope = BrowserPart(), Microscope()
         self._curves, self._chain = map(_picture, ("plot", "chain"), sizes, first)
         self._buttons = {name: self._button(name, {"pause": "toggle"}.get(name, name)) for name in _BAR}
         self._pace, self._open, self._table_on = self._pace_menu(pace), self._open_menu(), self._table_switch()
-        self._name = ipywidgets.Text(value="A", layout={"width": "220px"}, description=text("panel.name"), style=STYLE)
+        self.name = ipywidgets.Text(value="A", layout={"width": "220px"}, description=text("panel.name"), style=STYLE)
         self._about, self._kept, self._broken = parts.words("about"), parts.words("kept"), ipywidgets.HTML()
         self._status, self._samples, self._acted = map(parts.words, ("status", "samples", "guards"))
         self._table, self._anatomy, self._answers = map(parts.words, ("table", "opened", "answers"))
@@ -500,7 +503,8 @@ class Controls:
         self._banner.layout.display = "none"
         # The style sheet has the shapes of the pictures, so that nothing moves when the first frames come.
         shapes = "".join(f".grpo-lab-{w}x{h} {{ aspect-ratio: {w} / {h}; flex: {w} 1 0; }}" for w, h in sizes)
-        style = ipywidgets.HTML(f"<style>{_CSS.read_text(encoding='utf-8')}{shapes}</style>")
+        gone = f".grpo-lab-panel {{ --gone: {json.dumps(text('panel.gone'), ensure_ascii=False)} }}"
+        style = ipywidgets.HTML(f"<style>{_CSS.read_text(encoding='utf-8')}{shapes}{gone}</style>")
         style.layout.display = "none"
         tabs = parts.box("controls", [self._tabs(bool(guards))], ipywidgets.VBox)
         below = parts.box("below", [self._banner, self._table, self._acted, self._samples], ipywidgets.VBox)
@@ -543,7 +547,7 @@ class Controls:
         """Show the names of the overlays, and suggest a name for the next one."""
         self._kept.value = escape(text("panel.kept", names=", ".join(names))) if names else ""
         free = (letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in names)
-        self._name.value = next(free, "Z")
+        self.name.value = next(free, "Z")
 
     def show_pictures(self, curves: bytes, chain: bytes) -> None:
         """Replace the two pictures."""
@@ -573,13 +577,16 @@ class Controls:
     def _tabs(self, guards: bool) -> ipywidgets.Tab:
         """The tabs that have content; guards that a lab asks for are seen first, and without sliders the last tab."""
         overlay = ipywidgets.HTML(html.fill("heading", text("panel.overlay")))
-        keep = self._button("keep", "keep", lambda: (self._name.value,))
-        keeping = parts.box("bar", [keep, self._button("clear", "clear")])
+        keep = self._button("keep", "keep", lambda: (self.name.value,))
+        words = {"description": text("panel.ghost"), "tooltip": text("panel.ghost_help"), "indent": False}
+        ghost = ipywidgets.Checkbox(True, layout={"width": "auto"}, **words).add_class("grpo-lab-ghost")
+        parts.by_user(ghost, self._muted, partial(self._call, "ghost"))
+        keeping = parts.box("bar", [keep, self._button("clear", "clear"), ghost])
         exporting = parts.box("bar", [self._button("export", "export"), self._table_on])
         tabs = {"settings": [*(row.widget for row in self.rows), self._about]} if self.rows else {}
         tabs |= {"guards": [self.switches.widget]} if self.switches.widget.children else {}
         tabs |= {"source": self.sources.widgets}
-        tabs |= {"runs": [self._open, overlay, self._name, keeping, self._kept, exporting]}
+        tabs |= {"runs": [self._open, overlay, self.name, keeping, self._kept, exporting]}
         titles = [text(f"panel.tab_{name}") for name in tabs]
         pages = [ipywidgets.VBox(children) for children in tabs.values()]
         opened = "guards" if guards else "settings" if self.rows else "runs"

@@ -27,7 +27,7 @@ from grpo_lab import messages
 from grpo_lab.analysis.run_state import CURVES, Screen, Series
 from grpo_lab.ui.plots import curves, strip, style
 from grpo_lab.ui.plots.curves import Scale, scale_of
-from grpo_lab.ui.plots.style import DRAWING, FINE, Canvas, chinese_font, legible, name_runs, new_figure
+from grpo_lab.ui.plots.style import DRAWING, FINE, GHOST, Canvas, chinese_font, legible, name_runs, new_figure
 
 _INKS = (
     *(style.BLACK, style.ORANGE, style.SKY, style.GREEN, style.YELLOW),
@@ -197,7 +197,8 @@ class LiveFigure:
     ) -> None:
         figure = self._figure
         figure.clear()
-        extra = _legend(figure, kept) if kept else 0.0
+        forks = screen.marked("forked")
+        extra = _legend(figure, kept, forks) if kept or forks else 0.0
         (left, right), tall = CURVES_AT, CURVES_HIGH - extra
         self._axes = curves.panels(figure, top=0.36 + extra, tall=tall, left=left, right=right)
         for name, axes in self._axes.items():
@@ -237,17 +238,23 @@ def _fonts() -> list[str]:
     return ["DejaVu Sans", *([found] if found else [])]
 
 
-def _legend(figure: Figure, kept: Mapping[str, Screen]) -> float:
+def _legend(figure: Figure, kept: Mapping[str, Screen], forks: Sequence[int]) -> float:
     """Name the runs in a line above the curves; returns its height in inches."""
-    names = [say("this run"), *(legible(name, 30, _fonts()) for name in kept)]
-    name_runs(figure, names, 0.055, 0.06, len(names), handlelength=2.8)
+    own = say("fork at step {}").format(forks[-1]) if forks else say("this run")
+    names = [own, *(say(name) if name == GHOST else legible(name, 30, _fonts()) for name in kept)]
+    name_runs(figure, names, 0.055, 0.06, len(names), keys=["", *kept], handlelength=2.8)
     return 0.35
 
 
 def _key(screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> object:
     """All that a background depends on: while the key stays the same, only points move."""
     artists = {name: (tuple(found), len(next(iter(found.values()))[0]) > FINE) for name, found in moves.items()}
-    happened = (screen.kinds(), tuple(screen.marked("changed")), screen.crash_step, tuple(curves.rescues(screen)))
+    happened = (
+        screen.kinds(),
+        *(tuple(screen.marked(kind)) for kind in ("changed", "forked")),
+        screen.crash_step,
+        tuple(curves.rescues(screen)),
+    )
     limits = tuple(step for step, _ in screen.settings)
     runs = tuple((name, id(other)) for name, other in kept.items())
     return (steps, scales, artists, happened, limits, screen.first_break, runs)

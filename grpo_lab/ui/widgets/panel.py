@@ -31,6 +31,7 @@ from grpo_lab.runs.child import Child, give_back, take, warm_up
 from grpo_lab.runs.session import Session, View
 from grpo_lab.training.registry import check, doubts
 from grpo_lab.ui import html, notebook_mode
+from grpo_lab.ui.plots.style import GHOST
 from grpo_lab.ui.widgets import exports
 from grpo_lab.ui.widgets.anatomy import AnatomyView
 from grpo_lab.ui.widgets.controls import Controls, History, config_of
@@ -41,6 +42,9 @@ CHECKPOINT_MINUTES = 0.1
 
 class Run(Session):
     """A session whose representation in a notebook describes its state."""
+
+    before = 0
+    """Events that it had when it was begun, or went on."""
 
     def __repr__(self) -> str:
         return f"{describe(fold(self.events))} ({self.directory})"
@@ -73,11 +77,20 @@ class Runner:
         """
 
         def make(child: Child) -> Run:
-            directory = run_folder.new_folder(self.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}")
+            directory = run_folder.new_folder(self._folder(config.run.name))
             return Run(_with_checkpoints(notebook_mode.settled(config)), directory, child=child)
 
         check(config)
         return self._begin(make, view, pace)
+
+    def fork(self, old: Session, step: int, config: Config, view: View, pace: float = 0) -> Future[Run]:
+        """Begin a run that is `old` until a step, and has from there on the settings of `config` that may change.
+
+        Raises RunError for a step that the run did not reach.
+        """
+        changes = live_changes(old.settings_before(step), config)
+        folder = self._folder(f"{old.config.run.name}-fork-{step}")
+        return self._begin(lambda child: Run.fork(old.directory, step, changes, folder, child=child), view, pace)
 
     def go_on(self, old: Session, config: Config, view: View, pace: float = 0) -> Future[Run]:
         """Go on with a run that is over, from its newest checkpoint, with the settings of `config` that may change.
@@ -87,6 +100,9 @@ class Runner:
         recover = live_changes(old.config, config)
         return self._begin(lambda child: Run.resume(old.directory, recover, child=child), view, pace)
 
+    def _folder(self, name: str) -> Path:
+        return run_folder.next_free(self.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
+
     def _begin(self, make: Callable[[Child], Run], view: View, pace: float) -> Future[Run]:
         with self._starting:
             if self.over and self.running:
@@ -94,6 +110,7 @@ class Runner:
             child = take()
             try:
                 session, over = make(child), Future[Run]()
+                session.before = len(session.events)
                 session.views.append(view)
                 session.command("pace", (str(pace),))
                 over.set_running_or_notify_cancel()  # cancelling the wait for it must not end the run
@@ -183,6 +200,8 @@ class Place:
             self._picture.update(HTML(picture))
 
 
+AWAKE = 0.2
+"""Seconds after which a cell that waits for a run looks for an interrupt."""
 HEALTHY = "stable"
 """The preset of `Panel.healthy`."""
 WORDS_EVERY = 1.0
@@ -228,9 +247,11 @@ class Panel:
         self.session: Session | None = None
         """The session shown last; None before the first."""
         self._watched, self._place = not notebook_mode.headless(), Place()
-        self._pace = pace
+        self._pace = self._made_pace = pace
         self._paused, self._note, self._words_at = False, "", float("-inf")
         self._kept: dict[str, Screen] = {}
+        self._ghost: dict[str, Screen] = {}
+        self._haunted, self._named = True, History()
         self.figure, self.frames = LiveFigure(scale), RenderThread(self._render)
         first = self.figure.halves(fold(recorded.events if recorded else ())) if self._watched else (b"", b"")
         self._controls = Controls(self._call, controls, guards_shown, self.figure.sizes, first, pace)
@@ -257,7 +278,7 @@ class Panel:
         stays.
         """
         loading.locate(self.config.model.name)
-        self._begin(partial(self._runner.start, self.config))
+        self._begin(partial(self._runner.start, self.config), self._leave_ghost)
 
     def go_on(self) -> None:
         """Go on with the run on screen, which crashed or was stopped or killed, from its newest checkpoint.
@@ -267,15 +288,28 @@ class Panel:
         """
         if self.session is None or not self._can_go_on():
             raise RunError(text("panel.nothing_to_go_on_with"))
-        self._begin(partial(self._runner.go_on, self.session, self.config))
+        self._begin(partial(self._runner.go_on, self.session, self.config), lambda old: None)
 
-    def _begin(self, start: Callable[..., Future[Run]]) -> None:
+    def fork(self, step: int | None = None) -> None:
+        """Begin a run that is the one on screen until `step`, by default that of the slider; without effect during one.
+
+        Settings that may change while a model trains are those of the panel from there on: switch a guard on before.
+        The run on screen stays as an overlay. Raises RunError where there is none, and for a step not reached.
+        """
+        if self.session is None:
+            raise RunError(text("panel.nothing_to_keep"))
+        loading.locate(self.session.config.model.name)
+        at = min(self.timeline.position, self.timeline.length - 1) if step is None else step
+        self._begin(partial(self._runner.fork, self.session, at, self.config), self._leave_overlay)
+
+    def _begin(self, start: Callable[..., Future[Run]], leave: Callable[[History], None]) -> None:
         with self._commanding:
             if self._runner.running:
                 return
             history = History(came=self.refresh)
             over = start(history, self._pace if self._watched else 0)
-            self._paused, self._note = False, ""
+            leave(self.timeline.history)
+            self._paused, self._note, self._words_at = False, "", float("-inf")
             self.timeline.load(history, live=True)
             self._controls.microscope.close()
             self.session = session = self._runner.session
@@ -286,18 +320,25 @@ class Panel:
     async def run(self) -> Run:
         """Begin a run in the cell that awaits it, and wait for its end. Buttons and sliders work meanwhile.
 
-        A panel that stands in another cell comes here, and leaves a picture of its last run there.
+        A panel that stands in another cell comes here, and leaves a picture of its last run there. An interrupt of the
+        kernel stops the run after its step; RunError says so.
         """
         self.start()
         over = self._runner.over
         assert over is not None
         if self._watched:
             self._show()
+        waited = asyncio.wrap_future(over)
         try:
-            return await asyncio.wrap_future(over)
+            while not waited.done():  # another thread may take the signal: the loop sees it when it wakes
+                await asyncio.wait([waited], timeout=AWAKE)
+            return waited.result()
         except asyncio.CancelledError:
             self.stop()
-            raise
+            if not get_ipython():
+                raise
+            await waited  # ipykernel cancels a cell where the kernel is interrupted
+            raise RunError(text("panel.interrupted", count=self.screens()[0].completed)) from None
         finally:
             if not self._watched and get_ipython():
                 display(HTML(self._picture()))
@@ -342,8 +383,11 @@ class Panel:
         self._runner.command("stop")
 
     def reset(self) -> None:
-        """Stop, and restore what the panel was made with: its settings and its recording. Overlays stay."""
+        """Stop, and restore what the panel was made with: settings, pace and recording. Overlays stay."""
+        if self.session is not self._recorded:
+            self._leave_ghost(self.timeline.history)
         self._begin_anew(self._made)
+        self.pace(self._made_pace)
         self._controls.sources.show(self._made, *self._names)
         if self._recorded:
             self._show_session(self._recorded)
@@ -351,6 +395,7 @@ class Panel:
 
     def healthy(self) -> None:
         """Stop, empty the plot, and use the settings of a healthy run: the preset `stable`."""
+        self._ghost = {}
         self._begin_anew(preset_config(HEALTHY))
         self._controls.sources.show(self.config, HEALTHY, "", "")
         self._refresh()
@@ -383,7 +428,13 @@ class Panel:
         screen = self.timeline.history.screen()
         if screen.step < 0:
             raise RunError(text("panel.nothing_to_keep"))
+        self._named = self.timeline.history
         self._set_kept({**self._kept, name: screen})
+
+    def ghost(self, on: bool) -> None:
+        """Show the run before the one on screen as a faint curve, or hide it."""
+        self._haunted = on
+        self.refresh()
 
     def clear(self) -> None:
         """Drop all overlays."""
@@ -447,7 +498,8 @@ class Panel:
     def screens(self) -> tuple[Screen, dict[str, Screen], tuple[Screen, ...]]:
         """The arguments of `LiveFigure.png`: the screen, the overlays, and the whole run where a part is shown."""
         timeline = self.timeline
-        return timeline.screen(), self._kept, () if timeline.live else (timeline.whole,)
+        others = {**self._kept, **(self._ghost if self._haunted else {})}
+        return timeline.screen(), others, () if timeline.live else (timeline.whole,)
 
     def _call(self, method: str, *values: Any) -> None:
         """Call a method for a widget; a user's mistake appears in the status line, and the inputs go back."""
@@ -513,6 +565,17 @@ class Panel:
         self._load(session.events)
         self._refresh()
 
+    def _leave_ghost(self, old: History) -> None:
+        """Keep a run that leaves the screen as a ghost, unless it is an overlay."""
+        if len(old):
+            self._ghost = {} if old is self._named else {GHOST: old.screen()}
+
+    def _leave_overlay(self, old: History) -> None:
+        """Keep a run that leaves the screen as an overlay."""
+        self._ghost = {}
+        if old is not self._named:
+            self.keep(self._controls.name.value)
+
     def _set_kept(self, kept: dict[str, Screen]) -> None:
         self._kept = kept
         self._controls.show_kept(list(kept))
@@ -531,14 +594,16 @@ class Panel:
         """Draw one frame; return whether to draw the next without a request: to play on, or to update the words."""
         timeline = self.timeline
         moved = timeline.tick()
-        screens, live, paused = self.screens(), timeline.live, self._paused
+        live, paused, session = timeline.live, self._paused, self._runner.session
+        begun = len(timeline.history.events) > (session.before if live and session else -1)
+        screens = self.screens()
         if asked or moved:
             self._controls.show_pictures(*self.figure.halves(*screens))
         due = time.monotonic() - self._words_at >= WORDS_EVERY or not live or paused
         if due:
-            own = "paused" if paused else "starting" if live and screens[0].status == "waiting" else ""
+            own = "paused" if paused else "" if begun else "starting"
             own = own or "before the first step" * (not live and screens[0].status == "starting")
-            self._controls.show_words(screens[0], paused, own, self._note, screens[1])
+            self._controls.show_words(screens[0] if begun else fold(()), paused, own, self._note, screens[1])
             self._words_at = time.monotonic()
         return timeline.playing or not due
 
