@@ -12,52 +12,26 @@ from typing import Any
 import pandas as pd
 
 from grpo_lab.analysis import logs
-from grpo_lab.analysis.diagnosis import report
 from grpo_lab.analysis.diagnosis.causes import (
-    ENOUGH_STEPS,
     LEVELS,
     Cause,
     DetectedCause,
     Evidence,
-    Findings,
     PossibleCause,
     Sightings,
     effective,
     known_causes,
-    known_symptoms,
 )
-from grpo_lab.analysis.diagnosis.causes import HEALTHY as HEALTHY
-from grpo_lab.analysis.diagnosis.causes import NOT_ENOUGH as NOT_ENOUGH
-from grpo_lab.analysis.diagnosis.report import Comparison
-from grpo_lab.analysis.diagnosis.symptoms import Seen, Unknown
+from grpo_lab.analysis.diagnosis.report import ENOUGH_STEPS, Diagnosis
+from grpo_lab.analysis.diagnosis.report import HEALTHY as HEALTHY
+from grpo_lab.analysis.diagnosis.report import NOT_ENOUGH as NOT_ENOUGH
+from grpo_lab.analysis.diagnosis.symptoms import Seen, Unknown, known_symptoms
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.logs.table import Fact, fact
 from grpo_lab.metrics import METRICS, of_objective, of_run
 
 MECHANISM = ("grad_norm", "kl", "entropy", "loss", "clip_ratio/region_mean", "completions/mean_length")
 """A healthy run shows its reward, and two metrics of what the updates do, unless the reward rises."""
-
-
-class Diagnosis(Findings):
-    """The diagnosis of one log: what was found, and how it is said."""
-
-    def text(self, name: str = "") -> str:
-        """The whole diagnosis in words, as `grpo-lab diagnose` prints it."""
-        return report.text(self, name)
-
-    def tree(self) -> dict[str, Any]:
-        """The diagnosis as plain values, as `grpo-lab diagnose --json` prints it."""
-        return report.tree(self)
-
-    def compare(self, other: "Diagnosis", names: tuple[str, str] = ("first", "second")) -> Comparison:
-        """This run beside another one: settings that differ, levels of the curves, and the step at which they part."""
-        return Comparison(self, other, names)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def _repr_html_(self) -> str:
-        return report.html(self)
 
 
 def diagnose(

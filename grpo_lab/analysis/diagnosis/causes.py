@@ -6,7 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_lab.analysis.diagnosis.symptoms import (
@@ -15,19 +15,16 @@ from grpo_lab.analysis.diagnosis.symptoms import (
     IDLE,
     Seen,
     Sighting,
-    Symptom,
     Unknown,
-    check_names,
     formulas_in,
     settings_that_tell,
+    tables,
     told_by,
 )
 from grpo_lab.analysis.logs import Log
-from grpo_lab.analysis.logs.table import Fact
 from grpo_lab.config.algorithms import PART_OF, unused
-from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.errors import ConfigError
 from grpo_lab.metrics import METRICS, metric, of_run
-from grpo_lab.paths import data_directory, read_toml
 
 Sightings = Mapping[str, Sighting]
 ELSEWHERE = {
@@ -64,19 +61,10 @@ class Suspect:
 
     says: str
     name: str = ""
-    when: tuple[str, ...] = ()
-    against: tuple[str, ...] = ()
-    unless: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-
-    @staticmethod
-    def read(name: str, tree: Mapping[str, Any], symptoms: Mapping[str, Symptom]) -> Suspect:
-        """A suspect from its table. Raises ConfigError for an unknown setting or symptom."""
-        told = {key: tuple(value) for key, value in tree.items() if key != "says"}
-        check_names(f"setting of suspect {name}", told, ("when", "against", "unless", "needs"))
-        for named in told.values():
-            check_names(f"symptom of suspect {name}", named, symptoms)
-        return Suspect(tree["says"], name, **told)
+    when: Sequence[str] = ()
+    against: Sequence[str] = ()
+    unless: Sequence[str] = ()
+    needs: Sequence[str] = ()
 
     def rank(self, seen: Sightings) -> int | None:
         """0 with support in the log, 1 without, 2 if the log speaks against the suspect.
@@ -101,36 +89,26 @@ class Condition:
     After `not` it must not hold, and the log must show that; after `unless` a log that cannot show it is enough.
     """
 
-    negated: bool
+    negation: str
     symptom: str
-    relation: str = ""
-    other: str = ""
-    unless: bool = False
+    relation: str
+    other: str
 
     @staticmethod
-    def read(text: str, symptoms: Mapping[str, Symptom]) -> Condition:
-        """A condition from its text.
-
-        Raises ConfigError for a symptom or relation that does not exist, or a text with another number of words.
-        """
-        words = text.split()
-        negated = words[0] in ("not", "unless")
-        words = words[1:] if negated else words
-        if len(words) not in (1, 3):
-            raise ConfigError(f"condition {text!r}: write a, not a, unless a, a before b, a with b, or a by b")
-        if len(words) == 3 and words[1] not in _RELATIONS:
-            raise unknown(f"relation in condition {text!r}", words[1], _RELATIONS)
-        check_names(f"symptom in condition {text!r}", words[::2], symptoms)
-        return Condition(negated, *words, unless=text.startswith("unless "))
+    def read(text: str) -> Condition:
+        """A condition from its text. Raises ConfigError for a text of another form."""
+        if found := _CONDITION.fullmatch(text):
+            return Condition(**found.groupdict(""))
+        raise ConfigError(f"condition {text!r}: write a, not a, unless a, a before b, a with b, or a by b")
 
     def holds(self, seen: Sightings) -> bool | None:
         """Whether the condition holds; None if the log does not show it."""
         first, second = seen[self.symptom], seen[self.other] if self.other else None
         if isinstance(first, Unknown) or (first and isinstance(second, Unknown)):
-            return True if self.unless else None
+            return True if self.negation == "unless" else None
         other = second if isinstance(second, Seen) else None
         related = first is not None and (not self.relation or _RELATIONS[self.relation](first, other))
-        return related is not self.negated
+        return related is not bool(self.negation)
 
     def unknown(self, seen: Sightings) -> list[Unknown]:
         """The metrics that the log lacks to decide the condition."""
@@ -138,6 +116,9 @@ class Condition:
         return [sighting for sighting in found if isinstance(sighting, Unknown)]
 
 
+_CONDITION = re.compile(
+    r"(?:(?P<negation>not|unless) )?(?P<symptom>\w+)(?: (?P<relation>before|with|by) (?P<other>\w+))?"
+)
 _RELATIONS: dict[str, Callable[[Seen, Seen | None], bool]] = {
     "before": lambda first, second: second is None or first.step < second.step,
     "with": lambda first, second: second is not None and first.step == second.step,
@@ -155,42 +136,32 @@ class Cause:
     name: str
     title: str
     what: str
-    all: tuple[Condition, ...]
-    any: tuple[Condition, ...] = ()
+    all: Sequence[Condition]
+    any: Sequence[Condition] = ()
     level: str = "failure"
     fallback: bool = False
     """Reported only if no other cause is found."""
-    also: tuple[str, ...] = ()
+    also: Sequence[str] = ()
     """Symptoms that are evidence if seen, and are not conditions."""
-    suspects: tuple[Suspect, ...] = ()
+    suspects: Sequence[Suspect] = ()
     """The most likely first, before the log is asked."""
-    own_suspects: tuple[Suspect, ...] = ()
+    own_suspects: Sequence[Suspect] = ()
     """Mistakes of an own training loop, named first; they are ruled out in `FRAMEWORKS`."""
     tell_apart: str = ""
-    remedies: tuple[Remedy, ...] = ()
+    remedies: Sequence[Remedy] = ()
     lab: str = ""
-    scenarios: tuple[str, ...] = ()
+    scenarios: Sequence[str] = ()
     together: str = ""
 
     @staticmethod
-    def read(
-        name: str, tree: Mapping[str, Any], symptoms: Mapping[str, Symptom], suspects: Mapping[str, Suspect]
-    ) -> Cause:
-        """A cause from its table. Raises ConfigError for an unknown setting, symptom, relation or level."""
-        check_names(f"setting of cause {name}", tree, {f.name for f in fields(Cause)} - {"name"})
-        check_names(f"symptom of cause {name}", tree.get("also", ()), symptoms)
-        for remedy in tree.get("remedies", ()):
-            check_names(f"setting of a remedy of cause {name}", remedy, {f.name for f in fields(Remedy)})
-        read: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
+    def read(name: str, table: Mapping[str, Any]) -> Cause:
+        """A cause from its table. Raises ConfigError for a condition of another form."""
+        read: dict[str, Any] = {**table, "remedies": [Remedy(**each) for each in table.get("remedies", ())]}
         for kind in ("all", "any"):
-            read[kind] = tuple(Condition.read(text, symptoms) for text in tree.get(kind, ()))
+            read[kind] = [Condition.read(text) for text in table.get(kind, ())]
         for kind in ("suspects", "own_suspects"):
-            read[kind] = tuple(suspects.get(text, Suspect(text)) for text in tree.get(kind, ()))
-        read["remedies"] = tuple(Remedy(**remedy) for remedy in tree.get("remedies", ()))
-        cause = Cause(name=name, **read)
-        if not cause.all or cause.all[0].negated or cause.level not in LEVELS:
-            raise ConfigError(f"cause {name}: its first condition must be a symptom, its level one of {LEVELS}")
-        return cause
+            read[kind] = [known_suspects().get(text, Suspect(text)) for text in table.get(kind, ())]
+        return Cause(name, **read)
 
     def holds(self, seen: Sightings) -> bool | None:
         """Whether the log shows the cause; None if it lacks a metric to decide."""
@@ -207,7 +178,7 @@ class Cause:
 
     def evidence(self, seen: Sightings) -> list[tuple[str, Seen]]:
         """The symptoms that are evidence for the cause, its first condition first."""
-        names = [c.symptom for c in (*self.all, *self.any) if not c.negated and c.holds(seen)]
+        names = [c.symptom for c in (*self.all, *self.any) if not c.negation and c.holds(seen)]
         needed = [name for suspect in self.suspects if suspect.rank(seen) is not None for name in suspect.needs]
         found = [(name, seen[name]) for name in dict.fromkeys([*names, *needed, *self.also])]
         return [(name, sighting) for name, sighting in found if isinstance(sighting, Seen)]
@@ -233,26 +204,15 @@ class Cause:
 
 
 @functools.cache
-def known_symptoms() -> Mapping[str, Symptom]:
-    """Every symptom of data/diagnosis/symptoms.toml. Raises ConfigError for a file that cannot be read."""
-    return {name: Symptom.read(name, table) for name, table in _tables("symptoms").items()}
-
-
-@functools.cache
 def known_suspects() -> Mapping[str, Suspect]:
-    """Every suspect of data/diagnosis/suspects.toml. Raises ConfigError as `known_symptoms`."""
-    return {name: Suspect.read(name, table, known_symptoms()) for name, table in _tables("suspects").items()}
+    """Every suspect of data/diagnosis/suspects.toml."""
+    return {name: Suspect(name=name, **table) for name, table in tables("suspects").items()}
 
 
 @functools.cache
 def known_causes() -> Sequence[Cause]:
-    """Every cause of data/diagnosis/causes.toml, the more specific first. Raises ConfigError as `known_symptoms`."""
-    tables, suspects = _tables("causes").items(), known_suspects()
-    return tuple(Cause.read(name, table, known_symptoms(), suspects) for name, table in tables)
-
-
-def _tables(name: str) -> dict[str, dict[str, Any]]:
-    return read_toml(data_directory() / "diagnosis" / f"{name}.toml")
+    """Every cause of data/diagnosis/causes.toml, the more specific first."""
+    return [Cause.read(name, table) for name, table in tables("causes").items()]
 
 
 def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
@@ -281,14 +241,6 @@ def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
         if not asked or (any(kept[name] for name in asked) and changed.fits(log.source)):
             found.append(changed)
     return tuple(found)
-
-
-HEALTHY = "healthy"
-"""The verdict if no logged metric shows a cause."""
-NOT_ENOUGH = "not-enough"
-"""The verdict if no logged metric shows a cause, and too little was logged to call the run healthy."""
-ENOUGH_STEPS = 6
-"""Rows that a curve needs to have a beginning and an end."""
 
 
 @dataclass(frozen=True)
@@ -339,30 +291,3 @@ class PossibleCause:
     cause: Cause
     step: int
     lacks: tuple[Unknown, ...]
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What a log shows: the data of a diagnosis."""
-
-    log: Log
-    findings: tuple[DetectedCause, ...]
-    """The cause first, then its probable consequences, and notes; empty if nothing is wrong."""
-    possible: tuple[PossibleCause, ...]
-    """Causes that fit the symptoms, and that the log cannot tell from the one found."""
-    blind: tuple[tuple[Unknown, tuple[Cause, ...]], ...]
-    """Each metric that the log lacks, with the causes that only this metric would show."""
-    lacking: tuple[Fact, ...] = ()
-    """What to log before the run can be called healthy."""
-    earlier: tuple[Findings, ...] = ()
-    """Diagnoses of the runs that stand before this one in the same log."""
-
-    @property
-    def named(self) -> list[DetectedCause]:
-        """The findings that are no notes."""
-        return [finding for finding in self.findings if finding.cause.level != "note"]
-
-    @property
-    def verdict(self) -> str:
-        """The name of the cause, `healthy`, or `not-enough`."""
-        return self.named[0].cause.name if self.named else NOT_ENOUGH if self.lacking else HEALTHY

@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.logs.table import Fact, fact
 from grpo_lab.config.algorithms import algorithm_of
-from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.metrics import METRICS, of_run
 from grpo_lab.paths import data_directory, read_toml
 
@@ -333,7 +332,11 @@ def algorithm_in(log: Log) -> str:
 def told_by(log: Log) -> dict[str, Mapping[str, Any]]:
     """What each setting or metric of a log tells, by its name."""
     given = {**dict.fromkeys(log.metrics, True), **log.settings}
-    found = {name: values.get(str(given[name]), values.get("*")) for name, values in _table().items() if name in given}
+    found = {
+        name: values.get(str(given[name]), values.get("*"))
+        for name, values in tables("algorithms").items()
+        if name in given
+    }
     return {name: told for name, told in found.items() if told is not None}
 
 
@@ -344,8 +347,9 @@ def settings_that_tell(log: Log) -> dict[str, Any]:
 
 
 @functools.cache
-def _table() -> Mapping[str, Any]:
-    return read_toml(data_directory() / "diagnosis" / "algorithms.toml")
+def tables(name: str) -> Mapping[str, Any]:
+    """The tables of a file in data/diagnosis. Raises ConfigError for a file that cannot be read."""
+    return read_toml(data_directory() / "diagnosis" / f"{name}.toml")
 
 
 @dataclass(frozen=True)
@@ -364,6 +368,10 @@ class Unknown:
 
     metric: str
     why: Fact
+
+    def tree(self) -> dict[str, str]:
+        """It as plain values."""
+        return {"metric": self.metric, "why": self.why.said()}
 
 
 Sighting = Seen | Unknown | None
@@ -389,7 +397,7 @@ class Symptom:
     like: str = ""
     crash: str = ""
     function: str = ""
-    is_: str = ""
+    state: str = ""
     over: float | str | None = None
     under: float | str | None = None
     of: str = ""
@@ -402,26 +410,6 @@ class Symptom:
     steady: Sequence[str] = ()
     objective: str = ""
     void: Mapping[str, str] = field(default_factory=dict)
-
-    @staticmethod
-    def read(name: str, tree: Mapping[str, Any]) -> Symptom:
-        """A symptom from its table. Raises ConfigError for an unknown setting, metric or state, or a missing limit."""
-        check_names(f"setting of symptom {name}", tree, [f.name.strip("_") for f in fields(Symptom)])
-        symptom = Symptom(**{"is_" if key == "is" else key: value for key, value in tree.items()})
-        if symptom.metric:
-            named = (symptom.metric, *symptom.steady, symptom.where.get("metric", symptom.metric))
-            check_names(f"metric of symptom {name}", named, METRICS)
-        for key, value, choices in (
-            ("when", symptom.when, [*PLACES, *WHOLES]),
-            ("objective", symptom.objective, ["", "lowest"]),
-            ("function", symptom.function, ["", "any"]),
-            ("since", symptom.since, SINCE),
-            ("is", symptom.is_, ["", *STATES, ENDS]),
-        ):
-            check_names(f"{key} of symptom {name}", [value], choices)
-        if not (symptom.is_ or symptom.crash or symptom.like or symptom.over is not None or symptom.under is not None):
-            raise ConfigError(f"symptom {name} has no condition: give `is`, `over`, `under` or `crash`")
-        return symptom
 
     def look(self, log: Log) -> Sighting:
         """The first step that shows the symptom, None if no step does, or `Unknown` if the log cannot show it."""
@@ -441,7 +429,7 @@ class Symptom:
             series = min(of_each, key=lambda curve: curve.median(), default=None)
         if series is None or not len(series):
             return None if self.objective else Unknown(self.metric, fact("not_logged"))
-        return _end(log, series) if self.is_ == ENDS else self._of_curve(log, series)
+        return _end(log, series) if self.state == ENDS else self._of_curve(log, series)
 
     def _of_settings(self, log: Log) -> Sighting:
         """The sighting in the settings that were found beside the log, the first of the names that is there."""
@@ -484,7 +472,7 @@ class Symptom:
         place = self._place(self._mask(log, steps, measured, unit), measured, unit)
         if place is not None and all(_steady(log, name, steps[place]) for name in self.steady):
             return Seen(int(steps[place]), float(values[place]), str(series.name))
-        if self.metric == "loss" and self.is_ and log.hides_nan:
+        if self.metric == "loss" and self.state and log.hides_nan:
             norm = log.metrics.get("grad_norm")  # it is not filtered, and would show that the loss is not finite
             if norm is None or not bool(np.isfinite(norm).all()):
                 return Unknown("loss", fact("may_hide"))
@@ -517,8 +505,8 @@ class Symptom:
             return over & under & (values > self.least)
 
     def _mask(self, log: Log, steps: NDArray[Any], values: Curve, unit: float) -> Mask:
-        if self.is_:
-            mask = STATES[self.is_](values)
+        if self.state:
+            mask = STATES[self.state](values)
         elif self.of in METRICS:
             other = log.metrics[self.of].reindex(steps).to_numpy(np.float64)
             mask = self.compare(values, other) & (quotient_spread(values, other) <= self.constant)
@@ -526,16 +514,8 @@ class Symptom:
             mask = self.compare(values, unit)
         if self.where:
             other = log.metrics[self.where["metric"]].reindex(steps).to_numpy(np.float64)
-            bounds = {key: value for key, value in self.where.items() if key != "metric"}
-            mask = mask & Symptom("", self.where["metric"], **bounds).compare(other)
+            mask = mask & Symptom("", **self.where).compare(other)
         return mask
-
-
-def check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Raise ConfigError for a name in a table of data/diagnosis that is none of the known ones."""
-    for name in names:
-        if name not in known:
-            raise unknown(kind, name, [each for each in known if each])
 
 
 def _end(log: Log, series: pd.Series) -> Sighting:
@@ -564,3 +544,9 @@ def _steady(log: Log, name: str, step: int) -> bool:
     jump = abs(float(after[:2].mean() - before[-2:].mean()))
     usual = METRICS[name].high if math.isfinite(METRICS[name].high) else 0.0
     return jump <= max(3 * noise(before), 0.15 * abs(float(np.median(before))), 0.05 * usual)
+
+
+@functools.cache
+def known_symptoms() -> Mapping[str, Symptom]:
+    """Every symptom of data/diagnosis/symptoms.toml."""
+    return {name: Symptom(**table) for name, table in tables("symptoms").items()}
