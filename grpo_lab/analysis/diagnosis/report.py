@@ -260,43 +260,32 @@ class Diagnosis:
         return self._rendered("diagnosis.html", text=self.text())
 
     def _rendered(self, template: str, **values: Any) -> str:
-        """A template with the parts of the diagnosis, in the user's language."""
+        """A template of the diagnosis, in the user's language."""
         word, log, first = Words(messages.language()), self.log, next(iter(self.named), None)
-        count = word.count("step", len(log.steps))
-        if len(log.steps):
-            count += word("between", first=log.steps[0], last=log.steps[-1])
-        facts = [log.format_in_words(word.language), count, word("metrics", count=len(log.metrics))]
-        facts += [word("written_by", name=NAMES[log.source])] if log.source else []
-        facts += [word.count("setting", len(log.settings))] if log.settings else []
         told = [f"{name}={value}" for name, value in settings_that_tell(log).items() if not name.startswith(OWN)]
-        notes = [note.said(word.language) for note in log.notes]
+        values |= {"word": word, "found": self, "log": log, "first": first, "happened": story(log, word.language)}
         return (
             templates()
             .get_template(template)
             .render(
                 **values,
-                word=word,
                 paragraph=lambda *said: "\n".join(wrapped(*said)),
                 columns=lambda rows: "\n".join(columns(rows)),
                 width=width,
-                log=log,
-                facts=word("comma").join(facts),
-                algorithm=word.because(algorithm_in(log), told, "comma") if algorithm_in(log) else "",
-                notes=[*notes, word("few", count=count)] if len(log.steps) < ENOUGH_STEPS else notes,
-                earlier=[each.headline(word.language) for each in self.earlier],
-                happened=story(log, word.language),
-                headline=self.headline(word.language),
-                lacking=[] if first else [lacks.said(word.language) for lacks in self.lacking] or [word("not_visible")],
-                first=first,
+                enough=ENOUGH_STEPS,
+                trainer=NAMES.get(log.source),
+                algorithm=algorithm_in(log) and word.because(algorithm_in(log), told, "comma"),
                 head=[word(f"column.{name}") for name in HEAD],
                 rows=[_row(evidence, word) for evidence in first.evidence] if first else [],
                 remedies=[_advised(remedy, log.source, word) for remedy in first.remedies] if first else [],
-                also=[_also(finding, word) for finding in self.named[1:]],
-                noted=[finding for finding in self.findings if finding.cause.level == "note"],
                 possible=[_possible(each, word) for each in self.possible],
                 cannot_show=list(self._cannot_show(word)),
             )
         )
+
+    def why_nothing(self, word: Words) -> list[str]:
+        """What the log lacks to show a healthy run, or what no log shows; nothing if something was found."""
+        return [] if self.named else [lacks.said(word.language) for lacks in self.lacking] or [word("not_visible")]
 
     def _cannot_show(self, word: Words) -> Iterator[str]:
         """The metrics that the log lacks, in two lines at most."""
@@ -373,14 +362,6 @@ def _advised(remedy: Remedy, source: str, word: Words) -> tuple[str, list[tuple[
     """A remedy in words, its settings, and both in one line."""
     said, settings = word.of(f"remedy.{remedy.do}", remedy.do), settings_of(remedy, source, word)
     return said, settings, word.because(said, [word("named", name=name, said=own) for name, own in settings])
-
-
-def _also(finding: DetectedCause, word: Words) -> str:
-    """A finding after the first one, in a line."""
-    title, level = word.titled(finding.cause, finding.objective), word(f"level.{finding.cause.level}")
-    return word(
-        "from_step", step=finding.step, said=word("also_found", title=title, level=level, cause=finding.cause.name)
-    )
 
 
 def _possible(possible: PossibleCause, word: Words) -> str:

@@ -163,7 +163,7 @@ def _exports(folder: Path) -> list[Table]:
     texts = [Text(decoded(content(path), str(path)), str(path)) for path in _csv_files(folder)]
     single = [text for text in texts if text.first.lower().split(",") == tables.OF_TENSORBOARD]
     known = [text for text in texts if text not in single or tables.named_in(Path(text.name).name)]
-    if found := tables.together([table for text in known for table in tables.tables_in(text)]):
+    if found := tables.together([table for text in known for table in tables.read_csv(text)]):
         return found
     raise LogError(f"{folder}: its CSV files hold no metric known here, as train_kl.csv of TensorBoard or a W&B panel")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpo_lab.analysis.logs.beside import flat
+from grpo_lab.analysis.logs.beside import flat, leaves
 from grpo_lab.analysis.logs.console import read_console
 from grpo_lab.analysis.logs.table import STEP_NAMES, Fact, Table, columns_of, fact, number_in
 from grpo_lab.analysis.logs.tables import read_csv, read_table
@@ -161,7 +161,7 @@ def _notes_on(broken: list[int], count: int, name: str) -> Sequence[Fact]:
 
 def _rows_of(tree: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows in one JSON object: a list of them, one list a metric, or one object a step; none in another."""
-    lists = {name: value for name, value in _flat(tree).items() if isinstance(value, list) and value}
+    lists = {name: value for name, value in leaves(tree, "/") if isinstance(value, list) and value}
     rows = [value for value in lists.values() if all(isinstance(each, dict) for each in value)]
     if rows:
         return max(rows, key=len)
@@ -178,23 +178,16 @@ def _rows_of(tree: dict[str, Any]) -> list[dict[str, Any]]:
     return []
 
 
-def _flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """The values in a tree by their names, with "/" between those of an outer and an inner one."""
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found |= _flat(value, f"{before}{name}/") if isinstance(value, dict) else {f"{before}{name}": value}
-    return found
-
-
 def _metrics_of(tree: dict[str, Any]) -> dict[str, Any]:
     """Only the metrics of a JSON object: of `events.jsonl`, of verl's file logger, or of a flat or nested one."""
     inner = next((tree[key] for key in ("metrics", "data") if isinstance(tree.get(key), dict)), None)
     if inner is not None:
         tree = {**{name: value for name, value in tree.items() if name in COUNTED}, **inner}
     texts = {name: value for name, value in tree.items() if isinstance(value, str)}
-    flat = _flat(tree | {name: value.partition("/")[0] for name, value in texts.items() if _OF.match(value)})
+    counted = {name: value.partition("/")[0] for name, value in texts.items() if _OF.match(value)}
+    found = dict(leaves(tree | counted, "/"))
     held_out = any(str(tree.get(key)).lower().startswith(("eval", "val", "test")) for key in KINDS)
-    return {name if name in COUNTED else f"eval/{name}": value for name, value in flat.items()} if held_out else flat
+    return {name if name in COUNTED else f"eval/{name}": value for name, value in found.items()} if held_out else found
 
 
 READERS: tuple[Callable[[Text], list[Table]], ...] = (read_json, read_verl, read_csv, read_table, read_console)

@@ -3,7 +3,6 @@ need the package `tensorboard` (the extra of the same name), imported only here.
 """
 
 import csv
-import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from pathlib import Path, PurePath
 import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.logs.table import PREFIXES, STEP_NAMES, Columns, Table, choose, columns_of, fact, number_in
+from grpo_lab.analysis.logs.table import PREFIXES, STEP_NAMES, Columns, Fact, Table, choose, columns_of, fact, number_in
 from grpo_lab.analysis.logs.text import Text
 from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES
@@ -37,11 +36,6 @@ _OTHERS = ("eval", "val", "test", "ppo", "approx", "max", "min", "std", "old", "
 """Words before a metric's name that make it another metric."""
 
 
-def read_csv(text: Text) -> list[Table]:
-    """A CSV. Raises LogError for a damaged file."""
-    return tables_in(text) if " | " not in text.first else []
-
-
 def read_table(text: Text) -> list[Table]:
     """The longest table in a text, as Markdown, pandas and rich print it: a line of names over lines of numbers."""
     found: dict[str, list[list[str]]] = {}
@@ -61,7 +55,7 @@ def read_table(text: Text) -> list[Table]:
             cells = []
     names, rows = max(found.items(), key=lambda table: len(table[1]), default=("", []))
     empty = [["" if cell in _EMPTY else cell for cell in row] for row in rows]
-    return tables_in(replace(text, said="\n".join([names, *map("\t".join, empty)]) + "\n")) if rows else []
+    return read_csv(replace(text, said="\n".join([names, *map("\t".join, empty)]) + "\n")) if rows else []
 
 
 def _cells(line: str) -> list[str]:
@@ -73,20 +67,21 @@ def _cells(line: str) -> list[str]:
     return [line]
 
 
-def tables_in(text: Text) -> list[Table]:
+def read_csv(text: Text) -> list[Table]:
     """A table for each run of a CSV; none if its first line names no metric. Raises LogError for a damaged file."""
+    if " | " in text.first:
+        return []
     separator = max(",\t;", key=text.first.count)
     names = _header(text.first, separator)
     if {"Name", "State"} <= set(names):
         raise LogError(f"{text.name} is W&B's table of runs, with one row a run; export the panels of a run as CSV")
-    read = functools.partial(_read, text, separator)
     if [name.lower() for name in names] == OF_TENSORBOARD:
-        return [_of_curve(*read(), text.name)]
+        return _of_curve(*_read(text, separator), text.name)
     if choose(match["name"] for each in names if (match := _OF_A_RUN.match(each)) and not each.endswith(_BOUNDS)):
-        return _of_panel(*read(), names[0])
+        return _of_panel(*_read(text, separator), names[0])
     if not choose(names) or any(map(_NO_NAME.search, names)):
         return []
-    columns, notes = read()
+    columns, notes = _read(text, separator)
     return [Table(columns, "csv", notes, hides_nan=_of_a_callback(columns))]
 
 
@@ -105,11 +100,14 @@ def together(tables: Sequence[Table]) -> list[Table]:
     return _of_runs({name: table.columns for name, table in runs.items()}, tables[0].format, notes) if tables else []
 
 
-def _of_runs(runs: dict[str, Columns], format: str, notes: Sequence = ()) -> list[Table]:
-    """A table for each run of an export that has a metric, with its name."""
-    told = [fact("runs_in_export", count=len(runs), names=", ".join(runs))] if len(runs) > 1 else []
+def _of_runs(
+    runs: dict[str, Columns], format: str, notes: Sequence[Fact] = (), told: str = "runs_in_export"
+) -> list[Table]:
+    """A table for each run that has a metric, with its name, and a note on all of them if there are several."""
+    if len(runs) > 1:
+        notes = [*notes, fact(told, count=len(runs), names=", ".join(runs))]
     return [
-        Table(columns, format, [*notes, *told], hides_nan=_of_a_callback(columns), one_run=True, name=name)
+        Table(columns, format, notes, hides_nan=_of_a_callback(columns), one_run=True, name=name)
         for name, columns in runs.items()
         if choose(columns)
     ]
@@ -161,18 +159,17 @@ def _of_panel(columns: Columns, notes: list, axis: str) -> list[Table]:
     return _of_runs(runs, "wandb_panel", notes)
 
 
-def _of_curve(columns: Columns, notes: list, name: str) -> Table:
+def _of_curve(columns: Columns, notes: list, name: str) -> list[Table]:
     """The one curve of TensorBoard's export, whose metric stands in the file's name. Raises LogError if it does not."""
-    found = named_in(PurePath(name).name)
-    if found is None:
+    if not (found := named_in(PurePath(name).name)):
         raise LogError(
             f"{name} is TensorBoard's CSV of one curve, and its name tells no metric known here: rename it to that of "
             "the curve, as train_kl.csv, or give the folder of all curves"
         )
     run, metric = found
-    named = {key.lower(): column for key, column in columns.items()}
-    own = {new: named[old] for old, new in (("step", "step"), ("value", metric)) if old in named}
-    return Table(own, "tensorboard_csv", notes, hides_nan=_of_a_callback(own), one_run=True, name=run)
+    new = {"step": "step", "value": metric}
+    own = {new[key.lower()]: column for key, column in columns.items() if key.lower() in new}
+    return _of_runs({run: own}, "tensorboard_csv", notes)
 
 
 def named_in(file: str) -> tuple[str, str] | None:
@@ -214,17 +211,13 @@ def read_events(path: Path) -> list[Table]:
             runs[folder.relative_to(path).as_posix() if path.is_dir() else ""] = scalars
         else:
             other.update(scalars)
-    runs = {name: scalars for name, scalars in runs.items() if choose(scalars)}
-    if not runs:
+    known = {name: scalars for name, scalars in runs.items() if choose(scalars)}
+    if not known:
         raise LogError(f"{path}: TensorBoard files, but none of their scalars is a metric known here")
-    notes = [fact("runs_in_folder", count=len(runs), names=", ".join(runs))] if len(runs) > 1 else []
-    tables = []
-    for name, scalars in runs.items():
+    for scalars in known.values():
         steps = np.unique(np.concatenate([curve.index for curve in scalars.values()]))
-        columns = {**scalars, "step": pd.Series(steps, steps, dtype=np.float64)}
-        hides_nan = any(tag.startswith("train/") for tag in scalars)
-        tables.append(Table(columns, "tensorboard", notes, hides_nan=hides_nan, one_run=True, name=name))
-    return tables
+        scalars["step"] = pd.Series(steps, steps, dtype=np.float64)
+    return _of_runs(known, "tensorboard", told="runs_in_folder")
 
 
 def _scalars(place: Path) -> Columns:
