@@ -17,18 +17,17 @@ import pytest
 
 from grpo_lab import diagnose
 from grpo_lab.analysis import logs
-from grpo_lab.analysis.diagnosis import HEALTHY, NOT_ENOUGH, known_causes
-from grpo_lab.analysis.diagnosis.causes import LEVELS, Condition, known_suspects
-from grpo_lab.analysis.diagnosis.symptoms import (
+from grpo_lab.analysis.diagnosis import HEALTHY, NOT_ENOUGH
+from grpo_lab.analysis.diagnosis.curves import PLACES, SINCE, STATES, UNITS, WHOLES
+from grpo_lab.analysis.diagnosis.rules import (
     ENDS,
-    PLACES,
-    SINCE,
-    STATES,
-    UNITS,
-    WHOLES,
+    LEVELS,
+    Condition,
     Seen,
     Symptom,
     Unknown,
+    known_causes,
+    known_suspects,
     known_symptoms,
 )
 from grpo_lab.analysis.logs.table import fact

@@ -8,15 +8,17 @@ import pytest
 
 import grpo_lab.analysis
 from grpo_lab import diagnose, messages
-from grpo_lab.analysis.diagnosis.causes import (
+from grpo_lab.analysis.diagnosis.report import WIDTH, Diagnosis, columns, width, wrapped
+from grpo_lab.analysis.diagnosis.rules import (
+    FIELDS,
     DetectedCause,
     Evidence,
     PossibleCause,
+    Unknown,
     known_causes,
     known_suspects,
+    known_symptoms,
 )
-from grpo_lab.analysis.diagnosis.report import WIDTH, Diagnosis, columns, width, wrapped
-from grpo_lab.analysis.diagnosis.symptoms import FIELDS, Unknown, known_symptoms
 from grpo_lab.analysis.logs import from_dicts
 from grpo_lab.analysis.logs.table import fact
 from grpo_lab.runs.recordings import find

@@ -16,20 +16,8 @@ import pandas as pd
 from rich.cells import cell_len as width
 
 from grpo_lab import messages
-from grpo_lab.analysis.diagnosis.causes import Cause, DetectedCause, Evidence, PossibleCause, Remedy, Suspect
-from grpo_lab.analysis.diagnosis.symptoms import (
-    FIELD_OF,
-    FIELDS,
-    OWN,
-    Unknown,
-    algorithm_in,
-    course,
-    finite,
-    noise,
-    settings_that_tell,
-    start,
-    tables,
-)
+from grpo_lab.analysis.diagnosis import rules
+from grpo_lab.analysis.diagnosis.curves import course, finite, noise, start
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.logs.table import Fact
 from grpo_lab.analysis.markdown import holds, templates
@@ -92,16 +80,16 @@ class Words:
         """A text with its reasons in brackets, if it has any."""
         return self("because", said=said, why=self(between).join(reasons)) if reasons else said
 
-    def titled(self, cause: Cause, objective: str = "") -> str:
+    def titled(self, cause: rules.Cause, objective: str = "") -> str:
         """The title of a cause, with the objective that shows it."""
         title = self.of(f"cause.{cause.name}.title", cause.title)
         return title + self("objective", name=objective) if objective else title
 
-    def suspect(self, suspect: Suspect) -> str:
+    def suspect(self, suspect: rules.Suspect) -> str:
         """A suspect in words; one that a single cause names has its words as its name."""
         return self.of(f"suspect.{suspect.name}" if suspect.name else f"own_suspect.{suspect.says}", suspect.says)
 
-    def symptom(self, evidence: Evidence) -> str:
+    def symptom(self, evidence: rules.Evidence) -> str:
         """A symptom in words, with the medians of all objectives."""
         said = self.of(f"symptom.{evidence.symptom}", evidence.says)
         return said + self("medians", values=evidence.medians) if evidence.medians else said
@@ -140,10 +128,10 @@ def story(log: Log, language: str) -> str:
         numbers = {name: number(value) if isinstance(value, float) else value for name, value in values.items()}
         return word(f"story.{key}", **numbers)
 
-    word, rules, reward = Words(language), tables("story"), _measures(log, "reward")
-    main = next(key for key, rule in rules["main"].items() if holds(rule, log=log, **reward))
+    word, chosen, reward = Words(language), rules.tables("story"), _measures(log, "reward")
+    main = next(key for key, rule in chosen["main"].items() if holds(rule, log=log, **reward))
     since = reward["fell_at"] if main in ("fell", "rose_and_fell") else None
-    found = [(key, rule["when"], _measures(log, rule["of"], since)) for key, rule in rules["companions"].items()]
+    found = [(key, rule["when"], _measures(log, rule["of"], since)) for key, rule in chosen["companions"].items()]
     told = [say(key, known) for key, rule, known in found if holds(rule, main=main, **known)]
     told += [say(key, known) for key, known in _not_finite(log)]
     happened = say(main, reward)
@@ -163,9 +151,8 @@ def _measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
     known |= {"least": float(values.min()), "most": float(values.max()), "median": float(np.median(values))}
     known |= {"most_at": steps[int(values.argmax())], "usual": METRICS[name].high}
     if found := course(values):
-        known |= {"kind": found.kind, "first": found.first, "last": found.last, "share": f"{found.last:.0%}"}
-        known |= {"sure": found.sure, "top": found.top, "top_at": steps[found.peak], "fell_at": steps[found.left]}
-        known |= {"dip": found.dip, "dip_at": steps[found.dip_place]}
+        known |= {key: steps[value] if key.endswith("_at") else value for key, value in found._asdict().items()}
+        known["share"] = f"{found.last:.0%}"
         before = [value for step, value in zip(steps, values, strict=True) if since is not None and step < since]
         known["first"] = float(np.median(before[-5:])) if before else found.first
     return known
@@ -188,7 +175,7 @@ def _not_finite(log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
 def _end(log: Log, since: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Whether the run recovered, and how it ended."""
     if since is not None:
-        rows = int((log.metrics["reward"].index >= since).sum())
+        rows = np.count_nonzero(log.metrics["reward"].index.to_numpy() >= since)
         yield "not_recovered" if rows >= 3 else "at_the_end", {}
     if log.begins_late:  # at step 1, if the rows have no step, and something else tells that others were before
         yield "begins_late" if log.steps[0] > 1 else "beginning_missing", {"step": int(log.steps[0])}
@@ -214,11 +201,11 @@ class Diagnosis:
     """The diagnosis of one log: what was found, and how it is said."""
 
     log: Log
-    findings: tuple[DetectedCause, ...] = ()
+    findings: tuple[rules.DetectedCause, ...] = ()
     """The cause first, then its probable consequences, and notes; empty if nothing is wrong."""
-    possible: tuple[PossibleCause, ...] = ()
+    possible: tuple[rules.PossibleCause, ...] = ()
     """Causes that fit the symptoms, and that the log cannot tell from the one found."""
-    blind: tuple[tuple[Unknown, tuple[Cause, ...]], ...] = ()
+    blind: tuple[tuple[rules.Unknown, tuple[rules.Cause, ...]], ...] = ()
     """Each metric that the log lacks, with the causes that only this metric would show."""
     lacking: tuple[Fact, ...] = ()
     """What to log before the run can be called healthy."""
@@ -226,7 +213,7 @@ class Diagnosis:
     """Diagnoses of the runs that stand before this one in the same log."""
 
     @property
-    def named(self) -> list[DetectedCause]:
+    def named(self) -> list[rules.DetectedCause]:
         """The findings that are no notes."""
         return [finding for finding in self.findings if finding.cause.level != "note"]
 
@@ -262,25 +249,24 @@ class Diagnosis:
     def _rendered(self, template: str, **values: Any) -> str:
         """A template of the diagnosis, in the user's language."""
         word, log, first = Words(messages.language()), self.log, next(iter(self.named), None)
-        told = [f"{name}={value}" for name, value in settings_that_tell(log).items() if not name.startswith(OWN)]
+        told = [
+            f"{name}={value}" for name, value in rules.settings_that_tell(log).items() if not name.startswith(rules.OWN)
+        ]
         values |= {"word": word, "found": self, "log": log, "first": first, "happened": story(log, word.language)}
-        return (
-            templates()
-            .get_template(template)
-            .render(
-                **values,
-                paragraph=lambda *said: "\n".join(wrapped(*said)),
-                columns=lambda rows: "\n".join(columns(rows)),
-                width=width,
-                enough=ENOUGH_STEPS,
-                trainer=NAMES.get(log.source),
-                algorithm=algorithm_in(log) and word.because(algorithm_in(log), told, "comma"),
-                head=[word(f"column.{name}") for name in HEAD],
-                rows=[_row(evidence, word) for evidence in first.evidence] if first else [],
-                remedies=[_advised(remedy, log.source, word) for remedy in first.remedies] if first else [],
-                possible=[_possible(each, word) for each in self.possible],
-                cannot_show=list(self._cannot_show(word)),
-            )
+        page = templates().get_template(template)
+        return page.render(
+            **values,
+            paragraph=lambda *said: "\n".join(wrapped(*said)),
+            columns=lambda rows: "\n".join(columns(rows)),
+            width=width,
+            enough=ENOUGH_STEPS,
+            trainer=NAMES.get(log.source),
+            algorithm=rules.algorithm_in(log) and word.because(rules.algorithm_in(log), told, "comma"),
+            head=[word(f"column.{name}") for name in HEAD],
+            rows=[_row(evidence, word) for evidence in first.evidence] if first else [],
+            remedies=[_advised(remedy, log.source, word) for remedy in first.remedies] if first else [],
+            possible=[_possible(each, word) for each in self.possible],
+            cannot_show=list(self._cannot_show(word)),
         )
 
     def why_nothing(self, word: Words) -> list[str]:
@@ -305,7 +291,7 @@ class Diagnosis:
         about = {
             "format": log.format_in_words(),
             "source": log.source,
-            "algorithm": algorithm_in(log),
+            "algorithm": rules.algorithm_in(log),
             "steps": len(log.steps),
             "metrics": list(log.metrics),
             "settings": len(log.settings),
@@ -335,7 +321,7 @@ class Diagnosis:
         return Comparison(self, other, names)
 
 
-def _row(evidence: Evidence, word: Words) -> list[str]:
+def _row(evidence: rules.Evidence, word: Words) -> list[str]:
     """A row of the table of the evidence."""
     measured = of_run(evidence.metric) in METRICS
     numbers = [f"{evidence.value:.4g}", f"{evidence.last:.4g}" if measured else ""]
@@ -350,27 +336,27 @@ def _row(evidence: Evidence, word: Words) -> list[str]:
     return [str(evidence.step), named, *numbers, healthy, word.symptom(evidence)]
 
 
-def settings_of(remedy: Remedy, source: str, word: Words) -> list[tuple[str, str]]:
+def settings_of(remedy: rules.Remedy, source: str, word: Words) -> list[tuple[str, str]]:
     """The settings of a remedy, each with its trainer: that of the log's trainer alone, or all if it is not known."""
-    own = FIELD_OF.get(source)
+    own = rules.FIELD_OF.get(source)
     named = {"here": word("here"), "trl": "TRL", "verl": "verl"}
-    kept = [name for name in FIELDS if getattr(remedy, name) and (name == own or not source)]
+    kept = [name for name in rules.FIELDS if getattr(remedy, name) and (name == own or not source)]
     return [(named[name], word.of(f"setting.{getattr(remedy, name)}", getattr(remedy, name))) for name in kept]
 
 
-def _advised(remedy: Remedy, source: str, word: Words) -> tuple[str, list[tuple[str, str]], str]:
+def _advised(remedy: rules.Remedy, source: str, word: Words) -> tuple[str, list[tuple[str, str]], str]:
     """A remedy in words, its settings, and both in one line."""
     said, settings = word.of(f"remedy.{remedy.do}", remedy.do), settings_of(remedy, source, word)
     return said, settings, word.because(said, [word("named", name=name, said=own) for name, own in settings])
 
 
-def _possible(possible: PossibleCause, word: Words) -> str:
+def _possible(possible: rules.PossibleCause, word: Words) -> str:
     """A cause that the log cannot rule out, and why, in a line."""
     lacks = [word("named", name=missing.metric, said=missing.why.said(word.language)) for missing in possible.lacks]
     return word("from_step", step=possible.step, said=word.because(word.titled(possible.cause), lacks))
 
 
-def _tree_of(finding: DetectedCause) -> dict[str, Any]:
+def _tree_of(finding: rules.DetectedCause) -> dict[str, Any]:
     cause, word = finding.cause, Words(ENGLISH)
     return {
         "cause": cause.name,

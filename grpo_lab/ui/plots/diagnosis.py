@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.diagnosis.causes import LEVELS, Evidence
 from grpo_lab.analysis.diagnosis.report import Diagnosis, Words
+from grpo_lab.analysis.diagnosis.rules import LEVELS, Evidence
 from grpo_lab.messages import ENGLISH
 from grpo_lab.metrics import METRICS, metric, of_run
 from grpo_lab.ui.plots import style
