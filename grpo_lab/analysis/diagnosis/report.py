@@ -128,10 +128,10 @@ def story(log: Log, language: str) -> str:
         numbers = {name: number(value) if isinstance(value, float) else value for name, value in values.items()}
         return word(f"story.{key}", **numbers)
 
-    word, chosen, reward = Words(language), rules.tables("story"), _measures(log, "reward")
+    word, chosen, reward = Words(language), rules.tables("story"), measures(log, "reward")
     main = next(key for key, rule in chosen["main"].items() if holds(rule, log=log, **reward))
     since = reward["fell_at"] if main in ("fell", "rose_and_fell") else None
-    found = [(key, rule["when"], _measures(log, rule["of"], since)) for key, rule in chosen["companions"].items()]
+    found = [(key, rule["when"], measures(log, rule["of"], since)) for key, rule in chosen["companions"].items()]
     told = [say(key, known) for key, rule, known in found if holds(rule, main=main, **known)]
     told += [say(key, known) for key, known in _not_finite(log)]
     happened = say(main, reward)
@@ -140,7 +140,7 @@ def story(log: Log, language: str) -> str:
     return "".join([happened, *(say(key, known) for key, known in _end(log, since)), word("stop")])
 
 
-def _measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
+def measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
     """The values of a curve that rules and messages of the sentence know."""
     curve = log.metrics.get(name, pd.Series(dtype=np.float64))
     curve = curve.loc[np.isfinite(curve.to_numpy(np.float64))]
