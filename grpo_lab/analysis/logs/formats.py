@@ -279,12 +279,11 @@ def together(tables: Sequence[Table]) -> list[Table]:
     return _of_runs({name: table.columns for name, table in runs.items()}, tables[0].format, notes) if tables else []
 
 
-def _of_runs(
-    runs: dict[str, Columns], format: str, notes: Sequence[Fact] = (), told: str = "runs_in_export"
-) -> list[Table]:
+def _of_runs(runs: dict[str, Columns], format: str, notes: Sequence[Fact] = (), in_folder: bool = False) -> list[Table]:
     """A table for each run that has a metric, with its name, and a note on all of them if there are several."""
     if len(runs) > 1:
-        notes = [*notes, fact(told, count=len(runs), names=", ".join(runs))]
+        told = {"count": len(runs), "names": ", ".join(runs)}
+        notes = [*notes, fact("runs_in_folder", **told) if in_folder else fact("runs_in_export", **told)]
     return [
         Table(columns, format, notes, hides_nan=_of_a_callback(columns), one_run=True, name=name)
         for name, columns in runs.items()
@@ -463,7 +462,7 @@ def read_events(path: Path) -> list[Table]:
     for scalars in known.values():
         steps = np.unique(np.concatenate([curve.index for curve in scalars.values()]))
         scalars["step"] = pd.Series(steps, steps, dtype=np.float64)
-    return _of_runs(known, "tensorboard", told="runs_in_folder")
+    return _of_runs(known, "tensorboard", in_folder=True)
 
 
 def _scalars(place: Path) -> Columns:
