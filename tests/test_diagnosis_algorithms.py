@@ -13,7 +13,7 @@ import grpo_lab as gl
 from grpo_lab.algorithm.surrogates import SURROGATES
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import HEALTHY, diagnose
-from grpo_lab.analysis.diagnosis.symptoms import algorithm_in, formulas_in
+from grpo_lab.analysis.diagnosis.rules import algorithm_in, formulas_in
 from grpo_lab.config.algorithms import PART_OF, USED_BY, algorithm_of, unused
 from grpo_lab.config.schema import Config
 from grpo_lab.training.guards import GUARDS

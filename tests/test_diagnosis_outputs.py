@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import grpo_lab as gl
 from grpo_lab import diagnose
 from grpo_lab.analysis import logs
-from grpo_lab.analysis.diagnosis.report import WIDTH, Words, headline, settings_of, width
+from grpo_lab.analysis.diagnosis.report import WIDTH, Words, settings_of, width
 from grpo_lab.analysis.logs.table import fact
 from grpo_lab.cli import app
 from grpo_lab.errors import ConfigError
@@ -56,7 +56,7 @@ def test_text_and_json_of_every_rule(name):
     word, remedies = Words("en"), [remedy for each in found.findings for remedy in each.remedies]
     settings = [own for remedy in remedies for _, own in settings_of(remedy, found.log.source, word)]
     lines = [
-        line for line in found.text().splitlines() if line != headline(found) and not line.endswith(tuple(settings))
+        line for line in found.text().splitlines() if line != found.headline() and not line.endswith(tuple(settings))
     ]
     assert max(map(width, lines)) <= WIDTH
     tree = json.loads(json.dumps(found.tree(), allow_nan=False))
@@ -67,9 +67,9 @@ def test_text_and_json_of_every_rule(name):
 
 
 def test_a_warning_is_no_failure_and_a_note_is_no_warning():
-    assert headline(diagnose(LOGS["drift"])).startswith("No failure; a warning: The policy stays far")
+    assert diagnose(LOGS["drift"]).headline().startswith("No failure; a warning: The policy stays far")
     noted = diagnose(LOGS["noise-in-the-passes"])
-    assert headline(noted) == "Nothing wrong in the logged metrics."
+    assert noted.headline() == "Nothing wrong in the logged metrics."
     assert "Noted from step 0\n  The KL is not 0" in noted.text()
 
 

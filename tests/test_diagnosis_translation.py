@@ -8,17 +8,17 @@ import pytest
 
 import grpo_lab.analysis
 from grpo_lab import diagnose, messages
-from grpo_lab.analysis.diagnosis.causes import (
+from grpo_lab.analysis.diagnosis.report import WIDTH, Diagnosis, columns, width, wrapped
+from grpo_lab.analysis.diagnosis.rules import (
+    FIELDS,
     DetectedCause,
     Evidence,
-    Findings,
     PossibleCause,
+    Unknown,
     known_causes,
     known_suspects,
     known_symptoms,
 )
-from grpo_lab.analysis.diagnosis.report import WIDTH, columns, html, text, width, wrapped
-from grpo_lab.analysis.diagnosis.symptoms import FIELDS, Unknown
 from grpo_lab.analysis.logs import from_dicts
 from grpo_lab.analysis.logs.table import fact
 from grpo_lab.runs.recordings import find
@@ -65,16 +65,16 @@ def every_finding():
         evidence = [Evidence(name, "kl/F", 1, 2.0, 3.0, known_symptoms()[name].says) for name in symptoms]
         shown = DetectedCause(cause, 1, tuple(evidence), (*cause.own_suspects, *cause.suspects), cause.remedies)
         possible = PossibleCause(cause, 1, (Unknown("kl", fact("not_logged")),))
-        yield Findings(log, (shown, shown), (possible,), ((Unknown("kl", fact("not_logged")), (cause,)),))
+        yield Diagnosis(log, (shown, shown), (possible,), ((Unknown("kl", fact("not_logged")), (cause,)),))
 
 
 @LANGUAGE
 def test_no_english_sentence_is_said(language, monkeypatch):
     monkeypatch.setenv(messages.VARIABLE, language)
     for found in every_finding():
-        lines = [line for each in (text(found, "a log"), html(found)) for line in each.splitlines()]
+        lines = [line for each in (found.text("a log"), found._repr_html_()) for line in each.splitlines()]
         assert [match[0] for line in lines if (match := ENGLISH.search(CODE.sub("", line).replace("a log", "")))] == []
-        assert max(width(line) for line in text(found).splitlines() if "://" not in line) <= WIDTH + 40
+        assert max(width(line) for line in found.text().splitlines() if "://" not in line) <= WIDTH + 40
 
 
 @LANGUAGE

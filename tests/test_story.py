@@ -5,10 +5,13 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from jinja2 import Environment, meta
 
-from grpo_lab import diagnose
-from grpo_lab.analysis.diagnosis.report import story
+from grpo_lab import diagnose, messages
+from grpo_lab.analysis.diagnosis.report import measures, story
+from grpo_lab.analysis.diagnosis.rules import tables
 from grpo_lab.analysis.logs import Log
+from grpo_lab.metrics import METRICS
 
 NOISE = np.random.default_rng(0).normal(0, 0.02, 120)
 LEVEL = np.full(120, 0.4) + NOISE
@@ -95,3 +98,16 @@ def test_the_sentence_stands_before_the_verdict_in_text_page_and_json():
     lines = " ".join(found.text().split())
     assert lines.index(sentence) < lines.index("[from step")
     assert sentence.replace("→", "") in found._repr_html_().replace("→", "")
+
+
+def test_each_rule_asks_for_what_a_curve_has_and_each_message_is_said():
+    main, companions = (tables("story")[part] for part in ("main", "companions"))
+    known = {"log", "main", *measures(Log({"reward": pd.Series(RISE)}), "reward")}
+    for key, rule in {**main, **{key: each["when"] for key, each in companions.items()}}.items():
+        assert meta.find_undeclared_variables(Environment().parse(f"{{{{ {rule} }}}}")) <= known, key
+    assert {each["of"] for each in companions.values()} <= METRICS.keys()
+    in_code = {"with", "nan_always", "nan_from", "not_recovered", "at_the_end", "crashed"}
+    in_code |= {"begins_late", "beginning_missing"}
+    place = "diagnosis.story."
+    there = {key.removeprefix(place) for key in messages.catalogue(messages.ENGLISH) if key.startswith(place)}
+    assert there == {*main, *companions, *in_code}

@@ -3,7 +3,7 @@
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError, select_autoescape
@@ -39,9 +39,14 @@ def holds(rule: str, **values: Any) -> bool | None:
     (True, None)
     """
     try:
-        return bool(templates().compile_expression(rule, undefined_to_none=False)(**values))
+        return bool(_compiled(rule)(**values))
     except (LookupError, UndefinedError):
         return None
+
+
+@functools.cache
+def _compiled(rule: str) -> Callable[..., Any]:
+    return templates().compile_expression(rule, undefined_to_none=False)
 
 
 @functools.cache

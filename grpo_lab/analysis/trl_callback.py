@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from grpo_lab import messages
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import Diagnosis, diagnose
-from grpo_lab.analysis.diagnosis.report import Words, headline
+from grpo_lab.analysis.diagnosis.report import Words
 from grpo_lab.analysis.logs.beside import flat
 from grpo_lab.errors import ConfigError
 from grpo_lab.hosted.trainers import calls
@@ -57,7 +57,7 @@ class DiagnoseCallback(TrainerCallback):
             self._look(args, state)
             if self.diagnosis:
                 word = Words(messages.language())
-                self.say(word("at_step", step=state.global_step, said=headline(self.diagnosis, word.language)))
+                self.say(word("at_step", step=state.global_step, said=self.diagnosis.headline(word.language)))
             if self.stop_on_failure and self._failed():
                 control.should_training_stop = True
 

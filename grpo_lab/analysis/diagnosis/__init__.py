@@ -12,52 +12,16 @@ from typing import Any
 import pandas as pd
 
 from grpo_lab.analysis import logs
-from grpo_lab.analysis.diagnosis import report
-from grpo_lab.analysis.diagnosis.causes import (
-    ENOUGH_STEPS,
-    LEVELS,
-    Cause,
-    DetectedCause,
-    Evidence,
-    Findings,
-    PossibleCause,
-    Sightings,
-    effective,
-    known_causes,
-    known_symptoms,
-)
-from grpo_lab.analysis.diagnosis.causes import HEALTHY as HEALTHY
-from grpo_lab.analysis.diagnosis.causes import NOT_ENOUGH as NOT_ENOUGH
-from grpo_lab.analysis.diagnosis.report import Comparison
-from grpo_lab.analysis.diagnosis.symptoms import Seen, Unknown
+from grpo_lab.analysis.diagnosis import rules
+from grpo_lab.analysis.diagnosis.report import ENOUGH_STEPS, Diagnosis
+from grpo_lab.analysis.diagnosis.report import HEALTHY as HEALTHY
+from grpo_lab.analysis.diagnosis.report import NOT_ENOUGH as NOT_ENOUGH
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.logs.table import Fact, fact
 from grpo_lab.metrics import METRICS, of_objective, of_run
 
 MECHANISM = ("grad_norm", "kl", "entropy", "loss", "clip_ratio/region_mean", "completions/mean_length")
 """A healthy run shows its reward, and two metrics of what the updates do, unless the reward rises."""
-
-
-class Diagnosis(Findings):
-    """The diagnosis of one log: what was found, and how it is said."""
-
-    def text(self, name: str = "") -> str:
-        """The whole diagnosis in words, as `grpo-lab diagnose` prints it."""
-        return report.text(self, name)
-
-    def tree(self) -> dict[str, Any]:
-        """The diagnosis as plain values, as `grpo-lab diagnose --json` prints it."""
-        return report.tree(self)
-
-    def compare(self, other: "Diagnosis", names: tuple[str, str] = ("first", "second")) -> Comparison:
-        """This run beside another one: settings that differ, levels of the curves, and the step at which they part."""
-        return Comparison(self, other, names)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def _repr_html_(self) -> str:
-        return report.html(self)
 
 
 def diagnose(
@@ -88,15 +52,15 @@ def diagnose(
 
 
 def _diagnosed(log: Log) -> Diagnosis:
-    seen: Sightings = {name: symptom.look(log) for name, symptom in known_symptoms().items()}
+    seen: rules.Sightings = {name: symptom.look(log) for name, symptom in rules.known_symptoms().items()}
     of_each = [_of_objective(log, objective, seen) for objective in log.objectives]
     findings, possible = [], []
-    blind: dict[Unknown, list[Cause]] = {}
-    for cause in known_causes():
+    blind: dict[rules.Unknown, list[rules.Cause]] = {}
+    for cause in rules.known_causes():
         if not cause.suspected(seen, log.source):
             continue
         first = seen[cause.all[0].symptom]
-        if isinstance(first, Unknown) and first.metric in METRICS and not cause.fallback:
+        if isinstance(first, rules.Unknown) and first.metric in METRICS and not cause.fallback:
             blind.setdefault(first, []).append(cause)
         shown = [each for each in of_each if cause.onset(each) and cause.holds(each)]
         onset, held = cause.onset(seen), cause.holds(seen)
@@ -105,10 +69,10 @@ def _diagnosed(log: Log) -> Diagnosis:
         elif onset and held:
             findings.append(_detected(cause, seen, log))
         elif onset and held is None and not cause.fallback:
-            possible.append(PossibleCause(cause, onset.step, tuple(cause.lacks(seen))))
+            possible.append(rules.PossibleCause(cause, onset.step, tuple(cause.lacks(seen))))
     unseen = tuple((missing, tuple(causes)) for missing, causes in blind.items())
     if not len(log.steps):
-        crashed = [found for found in findings if known_symptoms()[found.cause.all[0].symptom].crash]
+        crashed = [found for found in findings if rules.known_symptoms()[found.cause.all[0].symptom].crash]
         return Diagnosis(log, _ranked(crashed), (), (), (fact("nothing_logged"),))
     if _broken_before(log):
         return Diagnosis(log, (), (), (), (fact("rows_before", step=int(log.steps[0])),))
@@ -121,49 +85,49 @@ def _broken_before(log: Log) -> bool:
     return log.begins_late and bool(first) and all(map(math.isnan, first))
 
 
-def _lacking(log: Log, seen: Sightings) -> list[Fact]:
+def _lacking(log: Log, seen: rules.Sightings) -> list[Fact]:
     """What a log lacks to show that a run is healthy."""
     lacks = [fact("few_steps", steps=len(log.steps), least=ENOUGH_STEPS)] if len(log.steps) < ENOUGH_STEPS else []
     if "reward" not in log.metrics:
         lacks.append(fact("lacks", metric="reward"))
-    elif not any(isinstance(seen[each], Seen) for each in ("reward_up", "reward_high_first")):
-        least = known_symptoms()["reward_flat"].steps
+    elif not any(isinstance(seen[each], rules.Seen) for each in ("reward_up", "reward_high_first")):
+        least = rules.known_symptoms()["reward_flat"].steps
         if least / 2 <= len(log.steps) < least:
             lacks.append(fact("no_trend", steps=len(log.steps), least=least))
-    if not isinstance(seen["reward_up"], Seen) and sum(name in log.metrics for name in MECHANISM) < 2:
+    if not isinstance(seen["reward_up"], rules.Seen) and sum(name in log.metrics for name in MECHANISM) < 2:
         lacks.append(fact("lacks_two", metrics=", ".join(MECHANISM)))
-    if isinstance(seen["crash_sampling"], Seen):
+    if isinstance(seen["crash_sampling"], rules.Seen):
         lacks.append(fact("crashed", crash=repr(log.crash)))
     return lacks
 
 
-def _of_objective(log: Log, objective: str, whole: Sightings) -> Sightings:
+def _of_objective(log: Log, objective: str, whole: rules.Sightings) -> rules.Sightings:
     """The symptoms of one objective: those of its own curves, and of the run where it has none."""
-    own, known = log.of_objective(objective), known_symptoms()
+    own, known = log.of_objective(objective), rules.known_symptoms()
     has = {name: of_objective(symptom.metric, objective) in log.metrics for name, symptom in known.items()}
     return {name: symptom.look(own) if has[name] else whole[name] for name, symptom in known.items()}
 
 
-def _detected(cause: Cause, seen: Sightings, log: Log) -> DetectedCause:
+def _detected(cause: rules.Cause, seen: rules.Sightings, log: Log) -> rules.DetectedCause:
     suspects = cause.suspected(seen, log.source)
     evidence = [_evidence(name, sighting, log) for name, sighting in cause.evidence(seen)]
-    remedies = effective(cause.advised(suspects, log.source), log)
-    return DetectedCause(cause, evidence[0].step, tuple(evidence), suspects, remedies)
+    remedies = rules.effective(cause.advised(suspects, log.source), log)
+    return rules.DetectedCause(cause, evidence[0].step, tuple(evidence), suspects, remedies)
 
 
-def _ranked(findings: Sequence[DetectedCause]) -> tuple[DetectedCause, ...]:
+def _ranked(findings: Sequence[rules.DetectedCause]) -> tuple[rules.DetectedCause, ...]:
     """The causes: failures before warnings, by step, then in the order of the file."""
     certain = [finding for finding in findings if not finding.cause.fallback]
     kept = certain if any(f.cause.level == "failure" for f in certain) else findings
-    return tuple(sorted(kept, key=lambda finding: (LEVELS.index(finding.cause.level), finding.step)))
+    return tuple(sorted(kept, key=lambda finding: (rules.LEVELS.index(finding.cause.level), finding.step)))
 
 
-def _evidence(symptom: str, seen: Seen, log: Log) -> Evidence:
+def _evidence(symptom: str, seen: rules.Seen, log: Log) -> rules.Evidence:
     """A symptom with the last value of its curve, NaN for a setting or a crash, and the medians of all objectives."""
     curve, medians = log.metrics.get(seen.metric), []
     if curve is not None and seen.metric != of_run(seen.metric):
         of_each = {each: log.metrics.get(of_objective(of_run(seen.metric), each)) for each in log.objectives}
         medians = [f"{each} {own.median():.3g}" for each, own in of_each.items() if own is not None]
     last = float(curve.iloc[-1]) if curve is not None else math.nan
-    says = known_symptoms()[symptom].says
-    return Evidence(symptom, seen.metric, seen.step, seen.value, last, says, ", ".join(medians))
+    says = rules.known_symptoms()[symptom].says
+    return rules.Evidence(symptom, seen.metric, seen.step, seen.value, last, says, ", ".join(medians))

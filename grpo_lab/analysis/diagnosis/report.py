@@ -1,12 +1,14 @@
-"""A diagnosis in words: as text and as HTML for a notebook, in the user's language, and as plain values for JSON."""
+"""A diagnosis: what a log shows, and how it is said as text and HTML in the user's language, and as plain values.
+
+data/templates/diagnosis.txt and diagnosis.html have the order of its parts.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
-from types import MappingProxyType
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,22 +16,13 @@ import pandas as pd
 from rich.cells import cell_len as width
 
 from grpo_lab import messages
-from grpo_lab.analysis.diagnosis.causes import ENOUGH_STEPS, Cause, DetectedCause, Evidence, Findings, Remedy, Suspect
-from grpo_lab.analysis.diagnosis.symptoms import (
-    FIELD_OF,
-    FIELDS,
-    OWN,
-    Unknown,
-    algorithm_in,
-    course,
-    finite,
-    noise,
-    settings_that_tell,
-    start,
-)
+from grpo_lab.analysis.diagnosis import rules
+from grpo_lab.analysis.diagnosis.curves import course, finite, noise, start
 from grpo_lab.analysis.logs import Log
-from grpo_lab.analysis.markdown import templates
+from grpo_lab.analysis.logs.table import Fact
+from grpo_lab.analysis.markdown import holds, templates
 from grpo_lab.events import encodable
+from grpo_lab.messages import ENGLISH
 from grpo_lab.metrics import METRICS, OF_THE_MACHINE, of_run
 
 WIDTH = 100
@@ -38,7 +31,7 @@ _UNIT = re.compile(rf"[（《“]*[{_WIDE}][，。：；、！？）》”]*|[^\
 """The parts between which a line may break: words, and Chinese characters with the punctuation that stays with them."""
 
 
-def wrapped(said: str, by: int, first: str = "", most: int = WIDTH) -> list[str]:
+def wrapped(said: str, by: int = 0, first: str = "", most: int = WIDTH) -> list[str]:
     """A paragraph of at most so many columns, indented by `by`, broken only between words or Chinese characters.
 
     >>> wrapped("one two", 2, "1. ")
@@ -83,60 +76,31 @@ class Words:
         """A number of steps, metrics or settings."""
         return self(f"{'one' if number == 1 else 'many'}.{thing}", count=f"{number:,}")
 
-    def titled(self, cause: Cause, objective: str = "") -> str:
+    def because(self, said: str, reasons: Sequence[str], between: str = "semicolon") -> str:
+        """A text with its reasons in brackets, if it has any."""
+        return self("because", said=said, why=self(between).join(reasons)) if reasons else said
+
+    def titled(self, cause: rules.Cause, objective: str = "") -> str:
         """The title of a cause, with the objective that shows it."""
         title = self.of(f"cause.{cause.name}.title", cause.title)
         return title + self("objective", name=objective) if objective else title
 
-    def what(self, cause: Cause) -> str:
-        """What a cause does."""
-        return self.of(f"cause.{cause.name}.what", cause.what)
-
-    def suspect(self, suspect: Suspect) -> str:
+    def suspect(self, suspect: rules.Suspect) -> str:
         """A suspect in words; one that a single cause names has its words as its name."""
-        table = "suspect" if suspect.name else "own_suspect"
-        return self.of(f"{table}.{suspect.name or suspect.says}", suspect.says)
+        return self.of(f"suspect.{suspect.name}" if suspect.name else f"own_suspect.{suspect.says}", suspect.says)
 
-    def remedy(self, remedy: Remedy) -> str:
-        """What a remedy does."""
-        return self.of(f"remedy.{remedy.do}", remedy.do)
-
-    def symptom(self, evidence: Evidence) -> str:
+    def symptom(self, evidence: rules.Evidence) -> str:
         """A symptom in words, with the medians of all objectives."""
         said = self.of(f"symptom.{evidence.symptom}", evidence.says)
         return said + self("medians", values=evidence.medians) if evidence.medians else said
 
     def of(self, key: str, english: str) -> str:
         """A text of data/diagnosis; code alone has no translation."""
-        table = {} if self.language == messages.ENGLISH else messages.catalogue(self.language, "diagnosis")
-        return table.get(key, english)
+        return messages.catalogue(self.language, "diagnosis").get(key, english)
 
 
-TOGETHER = 3
-"""Curves that are named together; of more the number is told."""
-HIGH = 0.85
-"""A mean reward of at most 1 that begins here is solved from the start."""
-NO_SPREAD, HUGE = 0.999, 1e4
-"""The share of groups without spread, and the gradient norm, that are told where every row has more."""
-LEAST_HELD_OUT = 0.15
-"""The relative change of a held-out reward that is told."""
-COMPANIONS = {
-    "entropy": ("entropy_up", "entropy_down", 0.5),
-    "kl": ("kl_up", "kl_down", 1.0),
-    "completions/mean_length": ("length_up", "length_down", 0.35),
-}
-"""The curves told beside the reward: messages for up and down, and the least relative change."""
-
-
-class Part(NamedTuple):
-    """A part of the sentence: a message diagnosis.story.<key> of data/locale with its values."""
-
-    key: str
-    values: Mapping[str, Any] = MappingProxyType({})
-
-    def said(self, language: str) -> str:
-        values = {name: number(value) if isinstance(value, float) else value for name, value in self.values.items()}
-        return messages.text_in(language, f"diagnosis.story.{self.key}", **values)
+NAMED = 3
+"""Curves that are named together, and metrics in a line of what a log lacks; of more the number is told."""
 
 
 def number(value: float) -> str:
@@ -153,101 +117,48 @@ def number(value: float) -> str:
 
 
 def story(log: Log, language: str) -> str:
-    """What happened to the run of a log, in one sentence.
+    """What happened to the run of a log, in one sentence, by the rules of data/diagnosis/story.toml.
 
     >>> falls = pd.Series([0.8] * 10 + [0.0] * 10, index=range(1, 21))
     >>> story(Log({"reward": falls, "entropy": 3 - 3 * falls}), "en")
     'Reward 0.8 → 0 from step 11: entropy rose 0.6 → 3; it did not recover.'
     """
-    main, since = _of_reward(log)
-    told = [part.said(language) for part in _companions(log, main, since)]
-    end = [part.said(language) for part in _end(log, main)]
-    said = main.said(language)
+
+    def say(key: str, values: Mapping[str, Any]) -> str:
+        numbers = {name: number(value) if isinstance(value, float) else value for name, value in values.items()}
+        return word(f"story.{key}", **numbers)
+
+    word, chosen, reward = Words(language), rules.tables("story"), measures(log, "reward")
+    main = next(key for key, rule in chosen["main"].items() if holds(rule, log=log, **reward))
+    since = reward["fell_at"] if main in ("fell", "rose_and_fell") else None
+    found = [(key, rule["when"], measures(log, rule["of"], since)) for key, rule in chosen["companions"].items()]
+    told = [say(key, known) for key, rule, known in found if holds(rule, main=main, **known)]
+    told += [say(key, known) for key, known in _not_finite(log)]
+    happened = say(main, reward)
     if told:
-        joined = messages.text_in(language, "diagnosis.comma").join(told)
-        said = messages.text_in(language, "diagnosis.story.with", said=said, told=joined)
-    return "".join([said, *end]) + messages.text_in(language, "diagnosis.stop")
+        happened = word("story.with", said=happened, told=word("comma").join(told))
+    return "".join([happened, *(say(key, known) for key, known in _end(log, since)), word("stop")])
 
 
-def _of_reward(log: Log) -> tuple[Part, int | None]:
-    """The course of the reward, and the step from which on it fell; None if it did not."""
-    if "reward" not in log.metrics:
-        return Part("no_reward" if log.metrics else "no_metric"), None
-    curve = _finite(log, "reward")
-    values, steps = curve.to_numpy(np.float64), curve.index.to_numpy(np.int64).tolist()
-    if not len(values):
-        return Part("reward_nan"), None
-    found = course(values)
-    if found is None:
-        ends = {"count": len(values), "first": float(values[0]), "last": float(values[-1])}
-        return Part("few" if len(values) > 1 else "one_row", ends), None
-    ends = {"first": found.first, "last": found.last}
-    if np.ptp(values) == 0:
-        return Part("same", {"level": found.first}), None
-    if found.kind == "fell":
-        rose = found.top - found.first > found.sure
-        told = {"begin": found.first, "top": found.top, "peak": steps[found.peak], "last": found.last}
-        return Part("rose_and_fell" if rose else "fell", told | {"step": steps[found.left]}), steps[found.left]
-    if found.kind == "dipped":
-        return Part("dipped", {**ends, "low": found.dip, "step": steps[found.dip_place]}), None
-    if found.first >= HIGH and float(values.max()) <= 1 + 1e-6:
-        return Part("solved", ends), None
-    return Part(found.kind, ends), None
-
-
-def _companions(log: Log, main: Part, since: int | None) -> Iterator[Part]:
-    """What moved with the reward: before and after its fall, or from the first steps to the last."""
-    for name, (up, down, least) in COMPANIONS.items():
-        if (ends := _ends(log, name, since)) is None:
-            continue
-        first, last, sure = ends
-        if abs(last - first) > max(sure, least * abs(first), 0.05 if name == "kl" else 0.02):
-            yield Part(up if last > first else down, {"first": first, "last": last})
-    if cut := _ends(log, "completions/clipped_ratio", since):
-        first, last, _ = cut
-        if last >= 0.5:
-            yield Part("cut_throughout" if first >= 0.5 else "into_the_limit", {"share": f"{last:.0%}"})
-    yield from _held_out(log)
-    zero = _finite(log, "frac_reward_zero_std")
-    if len(zero) > 1 and zero.min() > NO_SPREAD and main.key != "same":
-        yield Part("no_spread")
-    norm = _finite(log, "grad_norm")
-    if len(norm) and norm.min() > HUGE:
-        yield Part("norm_huge", {"level": float(norm.median())})
-    if len(norm) and norm.max() > max(50 * norm.median(), METRICS["grad_norm"].high):
-        yield Part("norm_peak", {"peak": float(norm.max()), "step": int(norm.index[norm.argmax()])})
-    yield from _not_finite(log)
-
-
-def _held_out(log: Log) -> Iterator[Part]:
-    """The held-out reward, which few rows have: from its best value down if half the gain is lost, or up."""
-    values = _finite(log, "eval/reward").to_numpy(np.float64)
-    if len(values) < 2:
-        return
-    first, best, last = float(values[0]), float(values.max()), float(values[-1])
-    if best - last > max(LEAST_HELD_OUT * abs(best), 0.5 * (best - first), 0.01):
-        yield Part("held_out_down", {"first": best, "last": last})
-    elif last - first > max(LEAST_HELD_OUT * abs(first), 0.01):
-        yield Part("held_out_up", {"first": first, "last": last})
-
-
-def _finite(log: Log, name: str) -> pd.Series:
+def measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
+    """The values of a curve that rules and messages of the sentence know."""
     curve = log.metrics.get(name, pd.Series(dtype=np.float64))
-    return curve.loc[np.isfinite(curve.to_numpy(np.float64))]
+    curve = curve.loc[np.isfinite(curve.to_numpy(np.float64))]
+    values, steps = curve.to_numpy(np.float64), curve.index.to_numpy(np.int64).tolist()
+    if not steps:
+        return {"count": 0}
+    known = {"count": len(values), "begin": float(values[0]), "end": float(values[-1])}
+    known |= {"least": float(values.min()), "most": float(values.max()), "median": float(np.median(values))}
+    known |= {"most_at": steps[int(values.argmax())], "usual": METRICS[name].high}
+    if found := course(values):
+        known |= {key: steps[value] if key.endswith("_at") else value for key, value in found._asdict().items()}
+        known["share"] = f"{found.last:.0%}"
+        before = [value for step, value in zip(steps, values, strict=True) if since is not None and step < since]
+        known["first"] = float(np.median(before[-5:])) if before else found.first
+    return known
 
 
-def _ends(log: Log, name: str, since: int | None) -> tuple[float, float, float] | None:
-    """The levels of a curve before a step and at the end, or at both ends, and the least sure difference."""
-    curve = _finite(log, name)
-    found = course(curve.to_numpy(np.float64))
-    if found is None:
-        return None
-    before = curve.loc[curve.index < since] if since is not None else curve.iloc[:0]
-    first = float(before.iloc[-5:].median()) if len(before) else found.first
-    return first, found.last, found.sure
-
-
-def _not_finite(log: Log) -> Iterator[Part]:
+def _not_finite(log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
     """The curves that are not finite to the end, by the step from which on they are not; 0 rows before it: in none."""
     found: dict[tuple[str, int], list[str]] = {}
     for name in (name for name in METRICS if name in log.metrics and name != "reward"):
@@ -257,232 +168,196 @@ def _not_finite(log: Log) -> Iterator[Part]:
             place = int(np.flatnonzero(~broken)[-1]) + 1 if not broken.all() else 0
             found.setdefault(("nan_from" if place else "nan_always", int(curve.index[place])), []).append(name)
     for (key, step), names in sorted(found.items(), key=lambda item: item[0][1]):
-        more = f" + {len(names) - TOGETHER}" if len(names) > NAMED else ""
-        yield Part(key, {"metric": ", ".join(names[:TOGETHER]) + more, "step": step})
+        more = f" + {len(names) - NAMED}" if len(names) > NAMED else ""
+        yield key, {"metric": ", ".join(names[:NAMED]) + more, "step": step}
 
 
-def _end(log: Log, main: Part) -> Iterator[Part]:
+def _end(log: Log, since: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Whether the run recovered, and how it ended."""
-    if main.key in ("fell", "rose_and_fell"):
-        rows = int((log.metrics["reward"].index >= main.values["step"]).sum())
-        yield Part("not_recovered" if rows >= 3 else "at_the_end")
-    if log.begins_late:
-        counted = int(log.steps[0]) <= 1  # the rows have no step, and something else tells that others were before
-        yield Part("beginning_missing") if counted else Part("begins_late", {"step": int(log.steps[0])})
+    if since is not None:
+        rows = np.count_nonzero(log.metrics["reward"].index.to_numpy() >= since)
+        yield "not_recovered" if rows >= 3 else "at_the_end", {}
+    if log.begins_late:  # at step 1, if the rows have no step, and something else tells that others were before
+        yield "begins_late" if log.steps[0] > 1 else "beginning_missing", {"step": int(log.steps[0])}
     if log.crash:
-        yield Part("crashed", {"crash": log.crash})
+        yield "crashed", {"crash": log.crash}
 
 
 HEAD = ("step", "metric", "value", "last", "healthy", "meaning")
 """The columns of the evidence: the value in the first step that shows it, and the last one."""
 WIDEST = 40
 """Letters of the column of metrics, where an exception may stand too."""
-NAMED = 3
-"""Metrics that are named in each of two lines of what a log lacks; `--json` has all."""
+ENOUGH_STEPS = 6
+"""Rows that a curve needs to have a beginning and an end."""
 NAMES = {"grpo_lab": "grpo_lab", "trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "ms-swift": "ms-swift"}
+HEALTHY = "healthy"
+"""The verdict if no logged metric shows a cause."""
+NOT_ENOUGH = "not-enough"
+"""The verdict if no logged metric shows a cause, and too little was logged to call the run healthy."""
 
 
-def headline(found: Findings, language: str = messages.ENGLISH) -> str:
-    """The verdict in one line."""
-    word = Words(language)
-    if not found.named:
-        return word("not_enough" if found.lacking else "nothing_wrong")
-    first = found.named[0]
-    said = word("failure", title=word.titled(first.cause, first.objective), step=first.step, cause=first.cause.name)
-    return said if first.cause.level == "failure" else word("warning", said=said)
+@dataclass(frozen=True)
+class Diagnosis:
+    """The diagnosis of one log: what was found, and how it is said."""
 
+    log: Log
+    findings: tuple[rules.DetectedCause, ...] = ()
+    """The cause first, then its probable consequences, and notes; empty if nothing is wrong."""
+    possible: tuple[rules.PossibleCause, ...] = ()
+    """Causes that fit the symptoms, and that the log cannot tell from the one found."""
+    blind: tuple[tuple[rules.Unknown, tuple[rules.Cause, ...]], ...] = ()
+    """Each metric that the log lacks, with the causes that only this metric would show."""
+    lacking: tuple[Fact, ...] = ()
+    """What to log before the run can be called healthy."""
+    earlier: tuple[Diagnosis, ...] = ()
+    """Diagnoses of the runs that stand before this one in the same log."""
 
-def text(found: Findings, name: str = "") -> str:
-    """The whole diagnosis in the user's language, its lines at most 100 columns wide where they can be broken.
+    @property
+    def named(self) -> list[rules.DetectedCause]:
+        """The findings that are no notes."""
+        return [finding for finding in self.findings if finding.cause.level != "note"]
 
-    Lines that begin at the left are headings and facts about the log; what they say is indented.
-    """
-    word = Words(messages.language())
-    return "\n".join([*_of_log(found, name, word), "", *_of_findings(found, word), *_of_limits(found, word)])
+    @property
+    def verdict(self) -> str:
+        """The name of the cause, `healthy`, or `not-enough`."""
+        return self.named[0].cause.name if self.named else NOT_ENOUGH if self.lacking else HEALTHY
 
+    def headline(self, language: str = ENGLISH) -> str:
+        """The verdict in one line."""
+        word = Words(language)
+        if not self.named:
+            return word("not_enough" if self.lacking else "nothing_wrong")
+        first = self.named[0]
+        said = word("failure", title=word.titled(first.cause, first.objective), step=first.step, cause=first.cause.name)
+        return said if first.cause.level == "failure" else word("warning", said=said)
 
-def _of_log(found: Findings, name: str, word: Words) -> Iterator[str]:
-    log, steps = found.log, found.log.steps
-    count = word.count("step", len(steps))
-    if len(steps):
-        count += word("between", first=steps[0], last=steps[-1])
-    facts = [log.format_in_words(word.language), count, word("metrics", count=len(log.metrics))]
-    if log.source:
-        facts.append(word("written_by", name=NAMES[log.source]))
-    if log.settings:
-        facts.append(word.count("setting", len(log.settings)))
-    said = word("comma").join(facts)
-    yield word("named", name=name, said=said) if name else said
-    told = [f"{name}={value}" for name, value in settings_that_tell(log).items() if not name.startswith(OWN)]
-    if algorithm := algorithm_in(log):
-        said = word("because", said=algorithm, why=word("comma").join(told)) if told else algorithm
-        yield word("algorithm", said=said)
-    for note in log.notes:
-        yield word("note", said=note.said(word.language))
-    if len(steps) < ENOUGH_STEPS:
-        yield word("note", said=word("few", count=count))
-    if log.crash:
-        yield word("crash", said=log.crash)
-    for number, earlier in enumerate(found.earlier, start=1):
-        yield word("run", number=number, count=len(found.earlier) + 1, said=headline(earlier, word.language))
+    def text(self, name: str = "") -> str:
+        """The whole diagnosis in the user's language, as `grpo-lab diagnose` prints it.
 
+        Its lines are at most 100 columns wide where they can be broken. Those that begin at the left are headings and
+        facts about the log; what they say is indented.
+        """
+        return self._rendered("diagnosis.txt", name=name).removesuffix("\n")
 
-def _of_findings(found: Findings, word: Words) -> Iterator[str]:
-    yield from wrapped(story(found.log, word.language), 0)
-    yield "\n" + headline(found, word.language)
-    if not found.named:
-        yield from (f"  {said}" for said in _why_nothing(found, word))
-    for finding in found.named[:1]:
-        yield from _of_cause(finding, found.log.source, word)
-    if found.named[1:]:
-        yield "\n" + word("also")
-    for also in found.named[1:]:
-        title = word.titled(also.cause, also.objective)
-        said = word("also_found", title=title, level=word(f"level.{also.cause.level}"), cause=also.cause.name)
-        yield from wrapped(word("from_step", step=also.step, said=said), 2)
-    for finding in found.findings:
-        if finding.cause.level == "note":
-            yield "\n" + word("noted", step=finding.step)
-            yield from wrapped(word.titled(finding.cause, finding.objective) + word("stop"), 2)
-            yield from wrapped(word.what(finding.cause), 2)
+    def __str__(self) -> str:
+        return self.text()
 
+    def _repr_html_(self) -> str:
+        """The diagnosis for a notebook, in the user's language; the whole text folds out."""
+        return self._rendered("diagnosis.html", text=self.text())
 
-def _why_nothing(found: Findings, word: Words) -> list[str]:
-    """What the log lacks to show a healthy run, or what no log shows."""
-    return [lacks.said(word.language) for lacks in found.lacking] or [word("not_visible")]
+    def _rendered(self, template: str, **values: Any) -> str:
+        """A template of the diagnosis, in the user's language."""
+        word, log, first = Words(messages.language()), self.log, next(iter(self.named), None)
+        told = [
+            f"{name}={value}" for name, value in rules.settings_that_tell(log).items() if not name.startswith(rules.OWN)
+        ]
+        values |= {"word": word, "found": self, "log": log, "first": first, "happened": story(log, word.language)}
+        page = templates().get_template(template)
+        return page.render(
+            **values,
+            paragraph=lambda *said: "\n".join(wrapped(*said)),
+            columns=lambda rows: "\n".join(columns(rows)),
+            width=width,
+            enough=ENOUGH_STEPS,
+            trainer=NAMES.get(log.source),
+            algorithm=rules.algorithm_in(log) and word.because(rules.algorithm_in(log), told, "comma"),
+            head=[word(f"column.{name}") for name in HEAD],
+            rows=[_row(evidence, word) for evidence in first.evidence] if first else [],
+            remedies=[_advised(remedy, log.source, word) for remedy in first.remedies] if first else [],
+            possible=[_possible(each, word) for each in self.possible],
+            cannot_show=list(self._cannot_show(word)),
+        )
 
+    def why_nothing(self, word: Words) -> list[str]:
+        """What the log lacks to show a healthy run, or what no log shows; nothing if something was found."""
+        return [] if self.named else [lacks.said(word.language) for lacks in self.lacking] or [word("not_visible")]
 
-def _of_cause(finding: DetectedCause, source: str, word: Words) -> Iterator[str]:
-    cause = finding.cause
-    yield from wrapped(word.what(cause), 2)
-    yield "\n" + word("evidence")
-    yield from columns([[word(f"column.{name}") for name in HEAD], *(_row(each, word) for each in finding.evidence)])
-    yield "\n" + word("suspects")
-    for place, suspect in enumerate(finding.suspects, start=1):
-        yield from wrapped(word.suspect(suspect), 2, f"{place}. ")
-    yield "\n" + word("tell_apart")
-    yield from wrapped(word.of(f"cause.{cause.name}.tell_apart", cause.tell_apart), 2)
-    if finding.remedies:
-        yield "\n" + word("to_try")
-    for place, remedy in enumerate(finding.remedies, start=1):
-        yield from wrapped(word.remedy(remedy), 2, f"{place}. ")
-        yield from (f"     {where}{' ' * (6 - width(where))}{own}" for where, own in settings_of(remedy, source, word))
-    yield "\n" + word("shown_also" if cause.scenarios else "shown", lab=cause.lab)
-    yield from (f"  grpo-lab train --scenario {name}" for name in cause.scenarios)
-
-
-def suspected(found: Findings) -> Iterator[str]:
-    """The likeliest two suspects of the first finding, a line each, in the user's language."""
-    word = Words(messages.language())
-    for finding in found.named[:1]:
-        for place, suspect in enumerate(finding.suspects[:2], start=1):
-            yield from wrapped(word.suspect(suspect), 2, f"{place}. ")
-
-
-def _of_limits(found: Findings, word: Words) -> Iterator[str]:
-    if found.possible:
-        yield "\n" + word("not_ruled_out")
-    for possible in found.possible:
-        lacks = [word("named", name=missing.metric, said=missing.why.said(word.language)) for missing in possible.lacks]
-        said = word("because", said=word.titled(possible.cause), why=word("semicolon").join(lacks))
-        yield from wrapped(word("from_step", step=possible.step, said=said), 2)
-    if found.blind:
-        yield "\n" + word("not_shown")
-        whys = dict.fromkeys(missing.why for missing, _ in found.blind)
+    def _cannot_show(self, word: Words) -> Iterator[str]:
+        """The metrics that the log lacks, in two lines at most."""
+        whys = dict.fromkeys(missing.why for missing, _ in self.blind)
         for why in sorted(whys, key=lambda each: each.key == "not_logged")[:2]:
-            names = [missing.metric for missing, _ in found.blind if missing.why == why]
-            names = [name for name in METRICS if name in names]
+            missing = {missing.metric for missing, _ in self.blind if missing.why == why}
+            names = [name for name in METRICS if name in missing]
             more = [f"+ {len(names) - NAMED}"] if len(names) > NAMED else []
-            said = word("comma").join([*names[:NAMED], *more])
-            yield from wrapped(word("because", said=said, why=why.said(word.language)), 2)
+            yield word.because(word("comma").join([*names[:NAMED], *more]), [why.said(word.language)])
+
+    def tree(self) -> dict[str, Any]:
+        """The diagnosis as plain values for JSON, as `grpo-lab diagnose --json` prints it; NaN and inf are texts.
+
+        docs/diagnose.md has the fields.
+        """
+        log = self.log
+        about = {
+            "format": log.format_in_words(),
+            "source": log.source,
+            "algorithm": rules.algorithm_in(log),
+            "steps": len(log.steps),
+            "metrics": list(log.metrics),
+            "settings": len(log.settings),
+            "crash": log.crash,
+            "notes": [note.said() for note in log.notes],
+        }
+        possible = [
+            {"cause": each.cause.name, "step": each.step, "lacks": [missing.tree() for missing in each.lacks]}
+            for each in self.possible
+        ]
+        blind = [{**missing.tree(), "causes": [cause.name for cause in causes]} for missing, causes in self.blind]
+        return encodable(
+            {
+                "verdict": self.verdict,
+                "happened": story(log, ENGLISH),
+                "log": about,
+                "findings": [_tree_of(finding) for finding in self.findings],
+                "possible": possible,
+                "cannot_show": blind,
+                "lacking": [lacks.said() for lacks in self.lacking],
+                "earlier": [each.tree() for each in self.earlier],
+            }
+        )
+
+    def compare(self, other: Diagnosis, names: tuple[str, str] = ("first", "second")) -> Comparison:
+        """This run beside another one: settings that differ, levels of the curves, and the step at which they part."""
+        return Comparison(self, other, names)
 
 
-def settings_of(remedy: Remedy, source: str, word: Words) -> list[tuple[str, str]]:
+def _row(evidence: rules.Evidence, word: Words) -> list[str]:
+    """A row of the table of the evidence."""
+    measured = of_run(evidence.metric) in METRICS
+    numbers = [f"{evidence.value:.4g}", f"{evidence.last:.4g}" if measured else ""]
+    named = evidence.metric if len(evidence.metric) <= WIDEST else evidence.metric[: WIDEST - 1] + "…"
+    low, high = (f"{bound:g}" if math.isfinite(bound) else "" for bound in evidence.healthy)
+    if low and high:
+        healthy = word("range", low=low, high=high)
+    elif low or high:
+        healthy = f">= {low}" if low else f"<= {high}"
+    else:
+        healthy = word("finite") if measured else ""
+    return [str(evidence.step), named, *numbers, healthy, word.symptom(evidence)]
+
+
+def settings_of(remedy: rules.Remedy, source: str, word: Words) -> list[tuple[str, str]]:
     """The settings of a remedy, each with its trainer: that of the log's trainer alone, or all if it is not known."""
-    own = FIELD_OF.get(source)
+    own = rules.FIELD_OF.get(source)
     named = {"here": word("here"), "trl": "TRL", "verl": "verl"}
-    kept = [name for name in FIELDS if getattr(remedy, name) and (name == own or not source)]
+    kept = [name for name in rules.FIELDS if getattr(remedy, name) and (name == own or not source)]
     return [(named[name], word.of(f"setting.{getattr(remedy, name)}", getattr(remedy, name))) for name in kept]
 
 
-def _row(evidence: Evidence, word: Words) -> list[str]:
-    numbers = [f"{evidence.value:.4g}", f"{evidence.last:.4g}" if of_run(evidence.metric) in METRICS else ""]
-    named = evidence.metric if len(evidence.metric) <= WIDEST else evidence.metric[: WIDEST - 1] + "…"
-    return [str(evidence.step), named, *numbers, _healthy(evidence, word), word.symptom(evidence)]
+def _advised(remedy: rules.Remedy, source: str, word: Words) -> tuple[str, list[tuple[str, str]], str]:
+    """A remedy in words, its settings, and both in one line."""
+    said, settings = word.of(f"remedy.{remedy.do}", remedy.do), settings_of(remedy, source, word)
+    return said, settings, word.because(said, [word("named", name=name, said=own) for name, own in settings])
 
 
-def _healthy(evidence: Evidence, word: Words) -> str:
-    """The healthy range of an evidence's metric."""
-    low, high = (f"{bound:g}" for bound in evidence.healthy)
-    if low == "-inf":
-        return (word("finite") if of_run(evidence.metric) in METRICS else "") if high == "inf" else f"<= {high}"
-    return f">= {low}" if high == "inf" else word("range", low=low, high=high)
+def _possible(possible: rules.PossibleCause, word: Words) -> str:
+    """A cause that the log cannot rule out, and why, in a line."""
+    lacks = [word("named", name=missing.metric, said=missing.why.said(word.language)) for missing in possible.lacks]
+    return word("from_step", step=possible.step, said=word.because(word.titled(possible.cause), lacks))
 
 
-def html(found: Findings) -> str:
-    """The diagnosis for a notebook, in the user's language: verdict, evidence, remedies; the whole text folds out."""
-    word, first = Words(messages.language()), next(iter(found.named), None)
-    return (
-        templates()
-        .get_template("diagnosis.html")
-        .render(
-            word=word,
-            happened=story(found.log, word.language),
-            headline=headline(found, word.language),
-            lacking=_why_nothing(found, word),
-            first=first,
-            head=[word(f"column.{name}") for name in HEAD],
-            rows=[_row(evidence, word) for evidence in first.evidence] if first else [],
-            remedies=[_in_a_line(remedy, found.log.source, word) for remedy in first.remedies] if first else [],
-            text=text(found),
-        )
-    )
-
-
-def _in_a_line(remedy: Remedy, source: str, word: Words) -> str:
-    settings = [word("named", name=trainer, said=own) for trainer, own in settings_of(remedy, source, word)]
-    said = word.remedy(remedy)
-    return word("because", said=said, why=word("semicolon").join(settings)) if settings else said
-
-
-def tree(found: Findings) -> dict[str, Any]:
-    """The diagnosis as plain values for JSON; NaN and inf are texts. docs/diagnose.md has the fields."""
-    log, word = found.log, Words(messages.ENGLISH)
-    about = {
-        "format": log.format_in_words(word.language),
-        "source": log.source,
-        "algorithm": algorithm_in(log),
-        "steps": len(log.steps),
-        "metrics": list(log.metrics),
-        "settings": len(log.settings),
-        "crash": log.crash,
-        "notes": [note.said(word.language) for note in log.notes],
-    }
-    possible = [
-        {"cause": each.cause.name, "step": each.step, "lacks": [_missing(missing) for missing in each.lacks]}
-        for each in found.possible
-    ]
-    blind = [{**_missing(missing), "causes": [cause.name for cause in causes]} for missing, causes in found.blind]
-    return encodable(
-        {
-            "verdict": found.verdict,
-            "happened": story(found.log, messages.ENGLISH),
-            "log": about,
-            "findings": [_tree_of(finding) for finding in found.findings],
-            "possible": possible,
-            "cannot_show": blind,
-            "lacking": [lacks.said(word.language) for lacks in found.lacking],
-            "earlier": [tree(each) for each in found.earlier],
-        }
-    )
-
-
-def _missing(missing: Unknown) -> dict[str, str]:
-    return {"metric": missing.metric, "why": missing.why.said()}
-
-
-def _tree_of(finding: DetectedCause) -> dict[str, Any]:
-    cause, word = finding.cause, Words(messages.ENGLISH)
+def _tree_of(finding: rules.DetectedCause) -> dict[str, Any]:
+    cause, word = finding.cause, Words(ENGLISH)
     return {
         "cause": cause.name,
         "title": cause.title,
@@ -508,8 +383,7 @@ FACTOR = 5
 """Times its noise by which a curve leaves the other one."""
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """One curve in three numbers: its beginning, the median of its second half, and its largest magnitude."""
 
     start: float
@@ -530,8 +404,8 @@ class Level:
 class Comparison:
     """Two diagnosed runs."""
 
-    first: Findings
-    second: Findings
+    first: Diagnosis
+    second: Diagnosis
     names: tuple[str, str] = ("first", "second")
 
     @property
@@ -559,40 +433,41 @@ class Comparison:
         return min(found, default=None)
 
     def _parts(self, name: str) -> int | None:
-        one, two = (each.log.metrics[name] for each in (self.first, self.second))
-        steps = one.index.intersection(two.index)
-        left, right = one.loc[steps].to_numpy(float), two.loc[steps].to_numpy(float)
-        if len(steps) < 3:
-            return None
+        both = pd.concat([each.log.metrics[name] for each in (self.first, self.second)], axis=1, join="inner")
+        left, right = both.to_numpy(float).T
         usual = min(noise(finite(left)), noise(finite(right)))
         with np.errstate(invalid="ignore"):
             apart = (np.isfinite(left) != np.isfinite(right)) | (np.abs(left - right) > FACTOR * usual)
         stay = apart[:-2] & apart[1:-1] & apart[2:]
-        return int(steps[int(np.argmax(stay))]) if stay.any() else None
+        return int(both.index[int(np.argmax(stay))]) if stay.any() else None
 
     def text(self) -> str:
         """The comparison in words, in the user's language."""
         word, lines = Words(messages.language()), []
         for name, each in zip(self.names, (self.first, self.second), strict=True):
-            lines += [word("named", name=name, said=headline(each, word.language)), *suspected(each)]
+            lines.append(word("named", name=name, said=each.headline(word.language)))
+            for place, suspect in enumerate(each.named[0].suspects[:2] if each.named else (), start=1):
+                lines += wrapped(word.suspect(suspect), 2, f"{place}. ")
         if self.settings:
             rows = [[name, str(one), str(two)] for name, (one, two) in self.settings.items()]
             lines += ["", word("settings_differ"), *columns([["", *self.names], *rows])]
         if self.levels:
-            parts = [word(f"part_of_run.{name}") for name in ("start", "late", "largest")]
+            parts = [word(f"part_of_run.{name}") for name in Level._fields]
             head = ["", *(f"{of} {name}" for name in parts for of in ("A", "B"))]
             named = word("curves", first=self.names[0], second=self.names[1])
-            pairs = {name: zip(astuple(one), astuple(two), strict=True) for name, (one, two) in self.levels.items()}
-            rows = [[name, *(f"{number:.4g}" for pair in each for number in pair)] for name, each in pairs.items()]
+            rows = [
+                [name, *(f"{number:.4g}" for pair in zip(*runs, strict=True) for number in pair)]
+                for name, runs in self.levels.items()
+            ]
             lines += ["", named, *columns([head, *rows])]
         step, metric = self.parting or (0, "")
         return "\n".join([*lines, "", word("part", step=step, metric=metric) if metric else word("never_part")])
 
     def tree(self) -> dict[str, Any]:
         """The comparison as plain values."""
-        levels = {name: [vars(one), vars(two)] for name, (one, two) in self.levels.items()}
+        levels = {name: [each._asdict() for each in runs] for name, runs in self.levels.items()}
         parting = {"step": self.parting[0], "metric": self.parting[1]} if self.parting else None
         verdicts = [self.first.verdict, self.second.verdict]
         settings = {name: [str(value) for value in pair] for name, pair in self.settings.items()}
         about = {"names": self.names, "verdicts": verdicts, "settings": settings, "levels": levels, "parting": parting}
-        return encodable({**about, "diagnoses": [tree(self.first), tree(self.second)]})
+        return encodable({**about, "diagnoses": [self.first.tree(), self.second.tree()]})

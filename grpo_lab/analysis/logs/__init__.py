@@ -11,19 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_lab.analysis.logs import beside, tables
+from grpo_lab.analysis.logs import beside, formats, table
 from grpo_lab.analysis.logs.console import names_in
-from grpo_lab.analysis.logs.formats import FORMATS, printed_settings, read_text
-from grpo_lab.analysis.logs.table import (
-    STEP_NAMES,
-    Columns,
-    Table,
-    columns_of,
-    columns_of_frame,
-    given,
-    runs_in,
-    without_blank_rows,
-)
 from grpo_lab.analysis.logs.table import Log as Log
 from grpo_lab.analysis.logs.text import STDIN, Text, content, decoded, last_exception
 from grpo_lab.errors import LogError
@@ -52,7 +41,7 @@ def read_runs(path: str | Path, metrics: Mapping[str, str] | None = None) -> lis
     """
     path = Path(path)
     try:
-        with given(metrics or {}) as there:
+        with table.given(metrics or {}) as there:
             found = _with_files_beside(_log_in(path) if path.is_dir() else path)
     except OSError as error:
         raise LogError(f"{path} cannot be read: {error.strerror or error}; give a log file or its folder") from error
@@ -73,18 +62,19 @@ def from_dicts(found: Iterable[Mapping[str, Any]], metrics: Mapping[str, str] | 
     for row in rows:
         if not isinstance(row, Mapping):
             raise LogError(f"a row is a {type(row).__name__}; give dictionaries with names and values, one a step")
-    return _of_columns(columns_of(rows), metrics)
+    return _of_columns(table.columns_of(rows), metrics)
 
 
 def from_frame(frame: pd.DataFrame, metrics: Mapping[str, str] | None = None) -> Log:
     """The metrics in a pandas DataFrame, one row a step; the step is a column, the index, or the number of the row."""
-    return _of_columns(without_blank_rows(columns_of_frame(frame)), metrics)
+    return _of_columns(table.without_blank_rows(table.columns_of_frame(frame)), metrics)
 
 
-def _of_columns(columns: Columns, metrics: Mapping[str, str] | None) -> Log:
+def _of_columns(columns: table.Columns, metrics: Mapping[str, str] | None) -> Log:
     """The log in a table; of several runs the last, if their steps tell them apart."""
-    with given(metrics or {}) as there:
-        log = runs_in(Table(columns, "table", one_run=not any(name in columns for name in STEP_NAMES)))[-1]
+    one_run = not any(name in columns for name in table.STEP_NAMES)
+    with table.given(metrics or {}) as there:
+        log = table.runs_in([table.Table(columns, "table", one_run=one_run)])[-1]
     _check_given(metrics, there, log)
     return log
 
@@ -100,13 +90,9 @@ def _check_given(metrics: Mapping[str, str] | None, there: Collection[str], log:
 def from_events(events: Iterable[Event]) -> Log:
     """The metrics in the events of a run."""
     steps = [event for event in events if isinstance(event, Stepped)]
-    columns = columns_of({"step": step.step, **step.metrics} for step in steps)
+    columns = table.columns_of({"step": step.step, **step.metrics} for step in steps)
     updates = max((step.updates for step in steps), default=1)
-    return runs_in(Table(columns, "own_run", source="grpo_lab", updates_a_row=updates))[-1]
-
-
-def _runs(found: Iterable[Table]) -> list[Log]:
-    return [log for table in found for log in runs_in(table)]
+    return table.runs_in([table.Table(columns, "own_run", source="grpo_lab", updates_a_row=updates)])[-1]
 
 
 def _log_in(folder: Path) -> Path:
@@ -124,7 +110,7 @@ def _log_in(folder: Path) -> Path:
             )
         return max(states, key=lambda state: state.stat().st_size)
     exports = _csv_files(folder)
-    if tables.event_files(folder) or len(exports) > 1:
+    if formats.event_files(folder) or len(exports) > 1:
         return folder
     printed = sorted(path for kind in ("*.jsonl", "*.log", "*.out") for path in folder.glob(kind))
     if len(exports or printed) == 1:
@@ -143,7 +129,7 @@ def _with_files_beside(path: Path) -> list[Log]:
     """The runs in a log, with settings and crash from files beside it. Raises LogError for no known metric."""
     found, notes = beside.settings_beside(path) if str(path) != STDIN else ({}, [])
     if path.is_dir():
-        logs = _runs(tables.read_events(path) if tables.event_files(path) else _exports(path))
+        logs = table.runs_in(formats.read_events(path) if formats.event_files(path) else _exports(path))
     else:
         every = found.get("logging_steps", 1)
         logs = _in_file(path, int(every) if isinstance(every, int | float) and every >= 1 else 1)
@@ -158,12 +144,12 @@ def _with_files_beside(path: Path) -> list[Log]:
     return runs
 
 
-def _exports(folder: Path) -> list[Table]:
+def _exports(folder: Path) -> list[table.Table]:
     """The runs in CSV exports of W&B or TensorBoard, which hold one curve each. Raises LogError for none."""
     texts = [Text(decoded(content(path), str(path)), str(path)) for path in _csv_files(folder)]
-    single = [text for text in texts if text.first.lower().split(",") == tables.OF_TENSORBOARD]
-    known = [text for text in texts if text not in single or tables.named_in(Path(text.name).name)]
-    if found := tables.together([table for text in known for table in tables.tables_in(text)]):
+    single = [text for text in texts if text.first.lower().split(",") == formats.OF_TENSORBOARD]
+    known = [text for text in texts if text not in single or formats.named_in(Path(text.name).name)]
+    if found := formats.together([each for text in known for each in formats.read_csv(text)]):
         return found
     raise LogError(f"{folder}: its CSV files hold no metric known here, as train_kl.csv of TensorBoard or a W&B panel")
 
@@ -176,16 +162,16 @@ def _in_file(path: Path, logging_steps: int) -> list[Log]:
     if b"brain.Event:" in data[:64]:  # the first record names the version of the format
         if str(path) == STDIN or path.suffix == ".gz":
             raise LogError(f"{path} holds TensorBoard's events, which are read from an unpacked file; unpack it first")
-        return _runs(tables.read_events(path))
+        return table.runs_in(formats.read_events(path))
     text = Text(decoded(data, str(path)), str(path), logging_steps)
-    if found := read_text(text):
-        return _runs(found)
+    if found := formats.read_text(text):
+        return table.runs_in(found)
     if crash := last_exception(text.said):
-        settings = printed_settings(text.said)
+        settings = formats.printed_settings(text.said)
         return [Log({}, "no_metrics", crash=crash, settings=settings, source="verl" if settings else "")]
     if names := names_in(text.said):
         raise LogError(_no_metric(path, names))
-    raise LogError(f"{path}: unknown format; looked for " + "; ".join(FORMATS))
+    raise LogError(f"{path}: unknown format; looked for " + "; ".join(formats.FORMATS))
 
 
 def _no_metric(path: Path, names: Sequence[str], format: str = "a table or console") -> str:

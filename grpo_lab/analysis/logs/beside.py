@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.analysis.logs.table import Fact, fact
+from grpo_lab.analysis.logs.table import Fact, fact, number_in
 from grpo_lab.analysis.logs.text import last_exception
 
 OF_TRAINING = frozenset(
@@ -89,29 +89,26 @@ def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     >>> flat({"lr": "1e-6", "model": {"dtype": "fp16", "args": {}}})
     {'lr': 1e-06, 'model.dtype': 'fp16'}
     """
-    known = itertools.islice(_leaves(tree, "", DEEPEST), MOST)
-    return {name: value for name, value in known if name}
+    found: dict[str, Any] = {}
+    for name, value in itertools.islice(leaves(tree, "."), MOST):
+        if isinstance(value, str):
+            number = number_in(value)
+            found[name] = value if number is None else number
+        elif value is None or isinstance(value, bool | int | float):
+            found[name] = value
+        elif isinstance(value, list | tuple) and all(isinstance(each, str | bool | int | float) for each in value):
+            found[name] = list(value)
+    return {name: value for name, value in found.items() if name}
 
 
-def _leaves(tree: Mapping[str, Any], before: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """The names and plain values in a tree; an empty name for every inner node, so that each one counts."""
+def leaves(tree: Mapping[str, Any], join: str, before: str = "", depth: int = DEEPEST) -> Iterator[tuple[str, Any]]:
+    """The values in a tree, each with all its names joined; an empty name for every inner node, so that each counts."""
     for name, value in tree.items():
         if isinstance(value, Mapping) and depth:
             yield "", None
-            yield from _leaves(value, f"{before}{name}.", depth - 1)
-        elif isinstance(value, str):
-            yield f"{before}{name}", _number(value)
-        elif value is None or isinstance(value, bool | int | float):
+            yield from leaves(value, join, f"{before}{name}{join}", depth - 1)
+        else:
             yield f"{before}{name}", value
-        elif isinstance(value, list | tuple) and all(isinstance(each, str | bool | int | float) for each in value):
-            yield f"{before}{name}", list(value)
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def crash_beside(log: Path) -> str:

@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 
 from grpo_lab.analysis.logs.table import Table, choose, columns_of, counters, fact, measured, words_of
-from grpo_lab.analysis.logs.text import NUMBER, Text, by_rows
+from grpo_lab.analysis.logs.text import NUMBER, PREFIX, Text, by_rows
 
 _LINE = re.compile(
     r"^(?:(?P<before>[^\n{]*)(?P<row>\{['\"]\w[^'\"\n]*['\"]:\s(?:[^\n]*\}|[^{}]{,20000}\}|[^\n]*))[^\n]*|[^\n]+)",
     re.MULTILINE,
 )
 """A line, also one with a dictionary, one that a terminal wrapped or cut."""
-_PREFIX = re.compile(r"^(?:\s|\x1b?\[[\d;]*m|\([\w.]+ pid=\d+[^)]*\)|\[(?:rank|default)?\d+\]:)+", re.MULTILINE)
-"""Colours, and the prefixes of ray and torchrun."""
 _COLOUR = re.compile(r"\x1b?\[\d[\d;]*m")
 _WRAPPED = re.compile(
     r"(?:np|numpy|torch|jnp)?\.?(?:float\d*|int\d*|tensor|array|Array|Tensor)\(\[?\s*([^\s,()\[\]]+)[^()]*\)"
@@ -117,14 +115,14 @@ def _rows(said: str) -> Iterator[_Row]:
     row, depth, bars = _Row(0), 0, {}
     sure = sum(1 for _ in zip(_DICTIONARY.finditer(said), range(2), strict=False)) > 1
     for match in _LINE.finditer(said):
-        line = _COLOUR.sub("", _PREFIX.sub("", match[0]).replace("\n", ""))
+        line = _COLOUR.sub("", PREFIX.sub("", match[0]).replace("\n", ""))
         bars |= {int(total): int(at) for at, total in _BAR.findall(line)}
         if depth > 0 or _NESTED.search(line):  # a printed config
             depth = max(0, depth + line.count("{") - line.count("}")) if line[:1] in "{}[]()'\"" else 0
             continue
         counts, pairs = _pairs(_WRAPPED.sub(r"\1", line))
         known = measured(pairs)
-        before = _PREFIX.sub("", match["before"] or "")
+        before = PREFIX.sub("", match["before"] or "")
         alone = (match["row"] or "").startswith("{'") and ("|" in before or not re.search(r"\w", before))
         if sure and not alone:  # of a completion that is printed between, or of DeepSpeed
             continue
@@ -171,7 +169,7 @@ def _pairs(line: str) -> tuple[dict[str, int], dict[str, str]]:
 
 def names_in(said: str) -> list[str]:
     """The names that recur in a text without a known metric, as in a log with other ones; those of a CSV's header."""
-    lines = [_COLOUR.sub("", _PREFIX.sub("", line)) for line in said.split("\n", MOST)[:MOST]]
+    lines = [_COLOUR.sub("", PREFIX.sub("", line)) for line in said.split("\n", MOST)[:MOST]]
     found = Counter(name for line in lines for name in _pairs(line)[1])
     recurring = [name for name, count in found.items() if count > 1]
     header = [cell.strip() for cell in re.split(r"[,;\t|]", lines[0])]

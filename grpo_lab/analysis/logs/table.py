@@ -134,16 +134,13 @@ def choose(names: Iterable[str], source: str = "") -> dict[str, str]:
     """
     logged = {bare(name): name for name in reversed(list(names))}
     cumulative = (source or source_of(logged.values())) in TRAINERS
-    best: dict[str, tuple[int, str]] = {}
-    for name in reversed(logged.values()):
-        found = meaning(name)
-        if found and not (cumulative and found.metric == CUMULATIVE):
-            known = best.get(found.metric)
-            best[found.metric] = known if known and known[0] <= found.rank else (found.rank, name)
+    known = [(found, name) for name in logged.values() if (found := meaning(name))]
+    ranked = sorted(known, key=lambda each: each[0].rank, reverse=True)
+    best = {found.metric: name for found, name in ranked if not (cumulative and found.metric == CUMULATIVE)}
     wanted, there = _GIVEN.get()
     asked = {metric: name for metric, name in wanted.items() if name in logged.values()}
     there.update(asked.values())
-    chosen = {metric: name for metric, (_, name) in best.items() if name not in asked.values()} | asked
+    chosen = {metric: name for metric, name in best.items() if name not in asked.values()} | asked
     # TRL's names are as long, as in reward/std; an objective of ours has a KL and a reward.
     objectives = [name.removeprefix("kl/") for name in logged if name.startswith("kl/") and name not in METRICS]
     each = [of_objective(metric, one) for one in objectives if f"reward/{one}" in logged for metric in METRICS]
@@ -379,8 +376,12 @@ def without_blank_rows(columns: Columns) -> Columns:
     return {name: column.loc[column.index.isin(filled)] for name, column in columns.items()}
 
 
-def runs_in(table: Table) -> list[Log]:
-    """The runs in a table, in order, each with a note on its place if there are several."""
+def runs_in(tables: Iterable[Table]) -> list[Log]:
+    """The runs in tables, in order, each with a note on its place if there are several in its table."""
+    return [log for table in tables for log in _runs_of(table)]
+
+
+def _runs_of(table: Table) -> list[Log]:
     table = replace(table, columns=_counted_through(table.columns))
     if table.one_run:
         return [log_of(table)]

@@ -19,6 +19,8 @@ from grpo_lab.errors import LogError
 
 STDIN = "-"
 NUMBER = r"[-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+PREFIX = re.compile(r"^(?:\s|\x1b?\[[\d;]*m|\([\w.]+ pid=\d+[^)]*\)|\[(?:rank|default)?\d+\]:)+", re.MULTILINE)
+"""Colours, and the prefixes of ray and torchrun, before a line."""
 
 
 @dataclass(frozen=True)

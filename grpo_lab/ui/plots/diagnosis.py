@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.diagnosis.causes import LEVELS, Evidence, Findings
-from grpo_lab.analysis.diagnosis.report import Words, headline
+from grpo_lab.analysis.diagnosis.report import Diagnosis, Words
+from grpo_lab.analysis.diagnosis.rules import LEVELS, Evidence
 from grpo_lab.messages import ENGLISH
 from grpo_lab.metrics import METRICS, metric, of_run
 from grpo_lab.ui.plots import style
@@ -22,7 +22,7 @@ USUAL = ("reward", "grad_norm", "kl", "entropy", "loss")
 MOST = 6
 
 
-def figure(*runs: Findings, names: Sequence[str] = ()) -> Figure:
+def figure(*runs: Diagnosis, names: Sequence[str] = ()) -> Figure:
     """A plot for each metric that the first finding has as evidence, and beside them of the usual metrics.
 
     The healthy range is shaded; a line marks the step of the symptom; crosses at the edge are NaN and inf. Two runs
@@ -48,15 +48,15 @@ def figure(*runs: Findings, names: Sequence[str] = ()) -> Figure:
     return drawn
 
 
-def _titles(runs: Sequence[Findings], names: Sequence[str]) -> list[str]:
-    return [f"{letter}: {headline(run)}" if names else headline(run) for letter, run in zip("AB", runs, strict=False)]
+def _titles(runs: Sequence[Diagnosis], names: Sequence[str]) -> list[str]:
+    return [f"{letter}: {run.headline()}" if names else run.headline() for letter, run in zip("AB", runs, strict=False)]
 
 
-def _known(found: Findings) -> dict[str, pd.Series]:
+def _known(found: Diagnosis) -> dict[str, pd.Series]:
     return {**{f"rewards/{name}/mean": series for name, series in found.log.functions.items()}, **found.log.metrics}
 
 
-def _curves(runs: Sequence[Findings]) -> dict[str, Evidence | None]:
+def _curves(runs: Sequence[Diagnosis]) -> dict[str, Evidence | None]:
     told = [finding for found in runs for finding in found.named]
     told.sort(key=lambda finding: LEVELS.index(finding.cause.level))
     known = {name for found in runs for name in _known(found)}

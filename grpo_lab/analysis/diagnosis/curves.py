@@ -1,0 +1,268 @@
+"""A curve of a log: its noise, trend and course, and the states, units and places that symptoms are made of."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Curve = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+SURE = 3.5
+"""Standard errors by which two levels of a curve must differ: they are picked among many."""
+TREND = 2.5
+"""Standard errors of its slope from which on a curve rises or falls, whatever its levels."""
+
+
+def finite(values: Curve) -> Curve:
+    """The finite values of a curve, of shape (finite steps,)."""
+    return values[np.isfinite(values)]
+
+
+def start(values: Curve) -> float:
+    """The level at which a curve begins: the mean of its first tenth, and of three values at least.
+
+    If the first update changed the level already, the first value is the beginning.
+    """
+    first = values[: max(3, len(values) // 10)]
+    changed = len(first) > 2 and abs(float(first[0] - first[1:].mean())) > 3 * noise(values[1:])
+    return float(first[0] if changed else first.mean())
+
+
+def noise(values: Curve) -> float:
+    """The standard deviation of a curve about its own slow course, from the differences of neighbours; 0 for one value.
+
+    Differences of normal noise have a mean magnitude of 2 / sqrt(pi) standard deviations. A course of many steps, and
+    a few jumps, hardly change it.
+
+    >>> round(noise(np.array([0.0, 1.0, 0.0, 1.0])), 2), noise(np.array([0.0, 0.0, 0.0]))
+    (0.89, 0.0)
+    """
+    return float(np.mean(np.abs(np.diff(values)))) * math.sqrt(math.pi) / 2 if len(values) > 1 else 0.0
+
+
+def trend(values: Curve) -> float:
+    """The slope of a straight line through the curve, in its standard errors; 0 for less than four values.
+
+    >>> trend(np.array([1.0, 2.0, 1.0, 2.0, 1.0])), trend(np.arange(9.0) + np.array([0.1, -0.1, 0.0] * 3)) > 50
+    (0.0, True)
+    """
+    if len(values) < 4 or np.ptp(values) == 0:
+        return 0.0
+    steps = np.arange(len(values)) - (len(values) - 1) / 2
+    slope = float(steps @ values / (steps @ steps))
+    rest = values - values.mean() - slope * steps
+    error = math.sqrt(float(rest @ rest) / (len(values) - 2) / float(steps @ steps))
+    return slope / error if error > 0 else math.copysign(math.inf, slope)
+
+
+class Course(NamedTuple):
+    """The course of one curve: its levels, and the places at which it changed."""
+
+    kind: str
+    """`fell` (by half of its gain, or below its start), `dipped` (and came back), `rose`, `declined` or `flat`."""
+    first: float
+    last: float
+    top: float
+    top_at: int
+    fell_at: int
+    """The first place that is clearly below the highest level."""
+    dip: float
+    """The lowest level between two higher ones."""
+    dip_at: int
+    sure: float
+    """The least difference of two levels that is none of the curve's noise."""
+
+
+def course(values: Curve) -> Course | None:
+    """The course of finite values; None for less than six of them."""
+    if len(values) < 6:
+        return None
+    width = min(20, max(3, len(values) // 10))
+    level = np.convolve(values, np.ones(width) / width, "valid")
+    first, last, top, top_at = float(level[0]), float(level[-1]), float(level.max()), int(np.argmax(level))
+    bends = values[:-2] - 2 * values[1:-1] + values[2:]  # about straight lines: a steep course is no noise
+    deviation = float(np.mean(np.abs(bends))) * math.sqrt(math.pi / 12)
+    sure = max(SURE * deviation * math.sqrt(2 / width), 0.02 * float(np.abs(level).max()))
+    lost, gained = top - last, top - first
+    still_high = np.flatnonzero(level[top_at:] >= top - 0.2 * lost)[-1] + top_at if lost > 0 else len(level) - 1
+    fell_at = min(len(values) - 1, int(still_high) + math.ceil(0.8 * width))
+    depth = np.minimum(np.maximum.accumulate(level), np.maximum.accumulate(level[::-1])[::-1]) - level
+    low = int(np.argmax(depth))
+    if lost > max(sure, 0.1 * abs(top)) and (gained <= sure or lost > 0.5 * gained):
+        kind = "fell"
+    elif depth[low] > max(1.5 * sure, 0.4 * abs(float(level[low] + depth[low]))):
+        kind = "dipped"
+    elif abs(last - first) <= sure and abs(trend(values)) <= TREND:
+        kind = "flat"
+    else:
+        kind = "rose" if last > first else "declined"
+    peak = min(top_at + width // 2, len(values) - 1)
+    return Course(kind, first, last, top, peak, fell_at, float(level[low]), low + width // 2, sure)
+
+
+def at(place: int, values: Curve, shown: bool = True) -> Mask:
+    """The mask of one place of a curve, if it shows the state."""
+    return (np.arange(len(values)) == place) & shown
+
+
+def fell(values: Curve) -> Mask:
+    """The one value from which on a curve is below its highest level, and does not come back."""
+    known = np.flatnonzero(np.isfinite(values))
+    found = course(values[known])
+    if found is None or found.kind != "fell":
+        return at(0, values, False)
+    return at(known[found.fell_at], values, found.top - found.last > 0.3 * abs(found.top))
+
+
+def same_to_the_end(values: Curve) -> Mask:
+    """Which values are followed only by values equal to them."""
+    return np.logical_and.accumulate((values == values[-1])[::-1])[::-1]
+
+
+def level_noise(values: Curve) -> float:
+    """The noise of a curve, at least a twentieth of its first level: a smaller change of a mean is none."""
+    return max(noise(values), 0.05 * abs(start(values)))
+
+
+def outlier(values: Curve) -> Mask:
+    """Which values are farther from the median than 50 times the median distance, and farther than 3."""
+    if not len(kept := finite(values)):
+        return at(0, values, False)
+    usual = float(np.median(np.abs(kept - np.median(kept))))
+    return np.isfinite(values) & (np.abs(values - np.median(kept)) > max(50 * usual, 3))
+
+
+def breaks(values: Curve) -> Mask:
+    """The one value from which on the curve has another level, for good: it is constant, or lower at once.
+
+    A mean of rewards that varied and is then exactly the same in each of four steps is not measured any more. A curve
+    that comes to rest varies less and less before.
+    """
+    if len(values) < 8 or not np.isfinite(values).all():
+        return at(0, values, False)
+    constant = int(np.argmax(same_to_the_end(values)))
+    if 3 <= constant <= len(values) - 4:
+        before = values[:constant]
+        new = float(np.mean(before == values[-1])) < 0.2
+        lively = float(np.mean(np.abs(np.diff(values[constant - 3 : constant + 1])))) > 0.5 * noise(before) > 0
+        return at(constant, values, new and lively)
+    place = max(range(3, len(values) - 3), key=lambda k: float(values[k - 3 : k].mean() - values[k : k + 5].mean()))
+    before, after = values[:place], values[place:]
+    jump = float(np.median(before[-5:]) - np.median(after[:5]))
+    at_once = float(before[-1] - after[1]) > 0.6 * jump  # a row may be the mean of steps before and after
+    lower = float(np.max(after[1:])) < float(np.min(before[-5:]))
+    return at(place, values, jump > 3.5 * max(level_noise(before), noise(after)) and at_once and lower)
+
+
+def stops(values: Curve) -> Mask:
+    """The one value from which on a share is 1, if each of the three before it was below 0.6."""
+    place = int(np.argmax(same_to_the_end(values)))
+    inside = 3 <= place <= len(values) - 4 and values[-1] == 1
+    return at(place, values, inside and float(np.max(values[place - 3 : place])) < 0.6)
+
+
+def vanishes(values: Curve) -> Mask:
+    """The first of the values that are less than a fifth of the first one, if nearly all after it are."""
+    small = values < 0.2 * values[0]
+    place = first_true(small)
+    return small & (place is not None and place <= 3 and bool(small[place:].mean() > 0.8))
+
+
+def returns(values: Curve) -> Mask:
+    """The one value from which on a curve that had left its first level is back there, at once."""
+    if len(values) < 16 or not np.isfinite(values).all():
+        return at(0, values, False)
+    jumps = [abs(float(values[k : k + 3].mean() - values[k - 3 : k].mean())) for k in range(8, len(values) - 3)]
+    place = 8 + int(np.argmax(jumps))
+    began = float(values[:2].mean())
+    away = float(np.median(values[place - 5 : place])) - began
+    back = float(values[place : place + 2].mean()) - began
+    least = 3 * max(noise(values[:place]), 0.02 * abs(began))
+    return at(place, values, abs(away) > least and abs(back) < 0.4 * abs(away))
+
+
+def quotient_spread(values: Curve, other: Curve) -> float:
+    """The spread of a curve's quotient to another one, relative to its median; 0 where one is the other times a number.
+
+    >>> quotient_spread(np.array([2.0, 4.0, 6.0]), np.array([1.0, 2.0, 3.0]))
+    0.0
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotient = finite(values / other)
+    middle = float(np.median(quotient)) if len(quotient) else 0.0
+    return float(np.median(np.abs(quotient - middle))) / abs(middle) if middle else math.inf
+
+
+STATES: dict[str, Callable[[Curve], Mask]] = {
+    "nan": np.isnan,
+    "inf": np.isinf,
+    "nonfinite": lambda values: ~np.isfinite(values),
+    "whole": lambda values: np.isfinite(values) & (values == np.round(values)),
+    "same": same_to_the_end,
+    "outlier": outlier,
+    "breaks": breaks,
+    "fell": fell,
+    "stops": stops,
+    "below first": lambda values: at(1, values, len(values) > 1 and bool(np.max(values[1:]) < values[0])),
+    "vanishes": vanishes,
+    "returns": returns,
+}
+UNITS: dict[str, Callable[[Curve], float]] = {
+    "median": lambda values: float(np.median(values)),
+    "start": lambda values: float(np.mean(values[: max(2, len(values) // 10)])),
+    "largest": lambda values: float(np.max(values)),
+    "noise": level_noise,
+}
+"""The units of a limit that are computed from the finite values of the curve itself."""
+
+
+def first_true(mask: Mask) -> int | None:
+    """The first place where a mask is true."""
+    return int(np.argmax(mask)) if mask.any() else None
+
+
+def share(least: float) -> Callable[[Mask, Curve], int | None]:
+    """The first place, if the mask is true for at least this share of the steps."""
+    return lambda mask, values: first_true(mask) if mask.mean() >= least else None
+
+
+def alone(mask: Mask, values: Curve) -> int | None:
+    """A jump of at most two steps, not in the first step, over before the end, and only a few times."""
+    place = first_true(mask)
+    if place is None or place == 0 or mask.sum() > max(2, len(mask) // 10):
+        return None
+    back = np.flatnonzero(~mask[place:])
+    return place if len(back) and back[0] <= 2 and np.isfinite(values[place + back[0]]) else None
+
+
+def soon(mask: Mask, values: Curve) -> int | None:
+    """The first place, if it is among the first tenth of the steps, or the first five."""
+    place = first_true(mask)
+    return place if place is not None and place < max(5, len(mask) // 10) else None
+
+
+PLACES: dict[str, Callable[[Mask, Curve], int | None]] = {
+    "once": lambda mask, values: first_true(mask),
+    "first": lambda mask, values: 0 if mask[0] else None,
+    "soon": soon,
+    "mostly": share(0.5),
+    "nearly always": lambda mask, values: share(0.9)(mask, values) if mask[0] else None,
+    "always": share(1.0),
+    "alone": alone,
+    "later": lambda mask, values: first_true(mask) if mask[len(mask) // 2 :].any() else None,
+}
+"""For each `when` of a symptom that looks at steps, the step of a mask that shows it."""
+WHOLES: dict[str, Callable[[Curve], float]] = {
+    "late": lambda values: float(np.median(values[len(values) // 2 :])),
+    "end": lambda values: float(np.mean(values[-max(2, len(values) // 10) :])),
+    "trend": trend,
+}
+"""For each `when` of a symptom that looks at the whole curve, the number that its limits are compared with."""
+SINCE: dict[str, Callable[[Curve], float]] = {
+    "": lambda values: 0.0,
+    "start": start,
+    "first": lambda values: float(values[0]),
+}
+"""For each `since` of a symptom, the number of which the values are the differences."""

@@ -1,0 +1,531 @@
+"""The rules: symptoms of curves, settings and crashes, the causes that they tell, with suspects and remedies.
+
+All are tables in data/diagnosis, and the comments of its files explain their settings.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from grpo_lab.analysis.diagnosis import curves
+from grpo_lab.analysis.diagnosis.curves import Curve
+from grpo_lab.analysis.logs import Log
+from grpo_lab.analysis.logs.table import Fact, fact, number_in
+from grpo_lab.config.algorithms import PART_OF, algorithm_of, unused
+from grpo_lab.errors import ConfigError
+from grpo_lab.metrics import METRICS, metric, of_run
+from grpo_lab.paths import data_directory, read_toml
+
+FIELDS = ("here", "trl", "verl")
+"""The fields of a remedy that name its setting, in each trainer."""
+FIELD_OF = {"grpo_lab": "here", "trl": "trl", "ms-swift": "trl", "verl": "verl"}
+"""The field of each trainer; ms-swift builds on TRL's."""
+OWN = "loss."
+NAME, IDLE = "algorithm", "without_effect"
+"""The keys of data/diagnosis/algorithms.toml that are no settings of `loss`."""
+
+
+def formulas_in(log: Log) -> dict[str, Any]:
+    """The formulas of a log's run as settings of `loss`; empty if nothing tells them.
+
+    >>> formulas_in(Log({}, settings={"importance_sampling_level": "sequence"}))
+    {'importance_sampling_level': 'sequence'}
+    """
+    found = {name: value for told in told_by(log).values() for name, value in told.items() if name not in (NAME, IDLE)}
+    return found | {name.removeprefix(OWN): value for name, value in log.settings.items() if name.startswith(OWN)}
+
+
+def algorithm_in(log: Log) -> str:
+    """The algorithm of a log's run: that of its formulas, or else the trainer's own name for it; "" if unknown.
+
+    >>> algorithm_in(Log({}, settings={"loss_type": "grpo", "importance_sampling_level": "sequence"}))
+    'gspo'
+    """
+    formulas, named = formulas_in(log), [told[NAME] for told in told_by(log).values() if NAME in told]
+    known = "surrogate" in formulas or "aggregation" in formulas
+    return (algorithm_of(formulas) if known else "") or (named[-1] if named else "")
+
+
+def told_by(log: Log) -> dict[str, Mapping[str, Any]]:
+    """What each setting or metric of a log tells, by its name."""
+    given = {**dict.fromkeys(log.metrics, True), **log.settings}
+    found = {
+        name: values.get(str(given[name]), values.get("*"))
+        for name, values in tables("algorithms").items()
+        if name in given
+    }
+    return {name: told for name, told in found.items() if told is not None}
+
+
+def settings_that_tell(log: Log) -> dict[str, Any]:
+    """The settings of a log's run that tell its formulas, under the trainer's own names and under ours."""
+    theirs = {name: log.settings[name] for name in told_by(log) if name in log.settings}
+    return theirs | {OWN + name: value for name, value in formulas_in(log).items()}
+
+
+@functools.cache
+def tables(name: str) -> Mapping[str, Any]:
+    """The tables of a file in data/diagnosis. Raises ConfigError for a file that cannot be read."""
+    return read_toml(data_directory() / "diagnosis" / f"{name}.toml")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A symptom was seen: its first step, and the value there."""
+
+    step: int
+    value: float
+    metric: str = field(default="", compare=False)
+    """The curve that showed it, as kl/F."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """The log cannot show a symptom: the metric that it lacks, and why."""
+
+    metric: str
+    why: Fact
+
+    def tree(self) -> dict[str, str]:
+        """It as plain values."""
+        return {"metric": self.metric, "why": self.why.said()}
+
+
+Sighting = Seen | Unknown | None
+"""None: the log would show the symptom, and does not."""
+
+ENDS = "ends"
+"""The state of a curve that is logged no more while others are."""
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """A condition on one curve, one setting or the crash; the comments of symptoms.toml explain the settings."""
+
+    says: str
+    metric: str = ""
+    setting: Sequence[str] = ()
+    like: str = ""
+    crash: str = ""
+    function: str = ""
+    state: str = ""
+    over: float | str | None = None
+    under: float | str | None = None
+    of: str = ""
+    since: str = ""
+    least: float = -math.inf
+    constant: float = math.inf
+    when: str = "once"
+    steps: int = 1
+    where: Mapping[str, Any] = field(default_factory=dict)
+    steady: Sequence[str] = ()
+    objective: str = ""
+    void: Mapping[str, str] = field(default_factory=dict)
+
+    def look(self, log: Log) -> Sighting:
+        """The first step that shows the symptom, None if no step does, or `Unknown` if the log cannot show it."""
+        step, last = (int(log.steps[0]), int(log.steps[-1])) if len(log.steps) else (0, 0)
+        if self.crash:
+            found = re.search(self.crash, log.crash) if self.when != "first" or not len(log.steps) else None
+            return Seen(last, math.nan, found[0]) if found else None
+        if self.setting:
+            return self._of_settings(log, step)
+        if self.function:
+            seen = [self._of_curve(log, series) for _, series in sorted(log.functions.items()) if len(series)]
+            return next((each for each in seen if isinstance(each, Seen)), None)
+        if why := self._void(log):
+            return Unknown(self.metric, fact("void", setting=why))
+        series = log.metrics.get(self.metric)
+        if self.objective:
+            of_each = [curve for name, curve in log.metrics.items() if name != self.metric == of_run(name)]
+            series = min(of_each, key=lambda curve: curve.median(), default=None)
+        if series is None or not len(series):
+            return None if self.objective else Unknown(self.metric, fact("not_logged"))
+        return _end(log, series) if self.state == ENDS else self._of_curve(log, series)
+
+    def _of_settings(self, log: Log, step: int) -> Sighting:
+        """The sighting in the settings that were found beside the log, the first of the names that is there."""
+        settings = {**settings_that_tell(log), **log.settings}
+        name = next((name for name in self.setting if name in settings), None)
+        if name is None:
+            return Unknown(self.setting[0], fact("no_settings"))
+        given = settings[name]
+        if self.like:
+            return Seen(step, math.nan, f"{name}={given}") if re.search(self.like, str(given)) else None
+        value = number_in(given)
+        if value is None or self._void(log) or not self.compare(np.array([value])).any():
+            return None
+        return Seen(step, value, name)
+
+    def _void(self, log: Log) -> str:
+        """The formula under which the symptom tells of no failure, as "loss.surrogate=cispo"; "" if there is none."""
+        given = formulas_in(log) if self.void else {}
+        fits = (name for name, pattern in self.void.items() if re.fullmatch(pattern, str(given.get(name, ""))))
+        return next((f"{OWN}{name}={given[name]}" for name in fits), "")
+
+    def _of_curve(self, log: Log, series: pd.Series) -> Sighting:
+        for other in (name for name in (self.of, self.where.get("metric", "")) if name in METRICS):
+            if other not in log.metrics:
+                return Unknown(other, fact("not_logged"))
+        if len(series) < self.steps:
+            return None
+        steps, values = series.index.to_numpy(), series.to_numpy(np.float64)
+        late = log.begins_late or (len(steps) == 1 and steps[0] > 1)  # TRL and verl count from 1
+        if late and self.when in ("first", "nearly always"):
+            return Unknown(self.metric, fact("begins_at", step=int(steps[0])))
+        if self.when == "first" and log.updates_a_row > 1:
+            return Unknown(self.metric, fact("mean_of_updates", updates=log.updates_a_row))
+        place = self._place(log, steps, values)
+        if place is not None and all(_steady(log, name, steps[place]) for name in self.steady):
+            return Seen(int(steps[place]), float(values[place]), str(series.name))
+        if self.metric == "loss" and self.state and log.hides_nan:
+            norm = log.metrics.get("grad_norm")  # it is not filtered, and would show that the loss is not finite
+            if norm is None or not bool(np.isfinite(norm).all()):
+                return Unknown("loss", fact("may_hide"))
+        return None
+
+    def _place(self, log: Log, steps: NDArray[Any], values: Curve) -> int | None:
+        """The place of the step that shows the symptom."""
+        kept = curves.finite(values)
+        unit = curves.UNITS[self.of](kept) if self.of in curves.UNITS and len(kept) else 1.0
+        measured = values - curves.SINCE[self.since](kept) if len(kept) else values
+        if self.state:
+            mask = curves.STATES[self.state](measured)
+        elif self.of in METRICS:
+            other = log.metrics[self.of].reindex(steps).to_numpy(np.float64)
+            mask = self.compare(measured, other) & (curves.quotient_spread(measured, other) <= self.constant)
+        else:
+            mask = self.compare(measured, unit)
+        if self.where:
+            other = log.metrics[self.where["metric"]].reindex(steps).to_numpy(np.float64)
+            mask = mask & Symptom("", **self.where).compare(other)
+        if self.when in curves.PLACES:
+            return curves.PLACES[self.when](mask, measured)
+        kept = curves.finite(measured)
+        if len(kept) < self.steps:
+            return None
+        whole = np.array([curves.WHOLES[self.when](kept)])
+        return (
+            (curves.first_true(mask) or 0) if self.compare(whole, 1.0 if self.when == "trend" else unit).any() else None
+        )
+
+    def compare(self, values: Curve, unit: Curve | float = 1.0) -> curves.Mask:
+        """Where values, of shape (steps,), are over or under the bound times the unit. NaN is neither.
+
+        The bound "healthy" is the end of the metric's healthy range. Below 0, as rewards may be, a fall is a larger
+        number: 0.75 of -0.6 is a quarter below it, -0.75.
+        """
+
+        def times(bound: float | str, end: str) -> Curve | float:
+            limit = float(getattr(METRICS[self.metric], end) if bound == "healthy" else bound)
+            return np.where(np.asarray(unit) < 0, 2 - limit, limit) * unit
+
+        with np.errstate(invalid="ignore"):
+            over = values > times(self.over, "high") if self.over is not None else values == values
+            under = values < times(self.under, "low") if self.under is not None else values == values
+            return over & under & (values > self.least)
+
+
+def _end(log: Log, series: pd.Series) -> Sighting:
+    """The first step after the last value of a curve, if four rows follow, and three times its widest gap."""
+    steps = log.steps
+    places = np.searchsorted(steps, series.index.to_numpy())
+    missing = len(steps) - 1 - int(places[-1])
+    gap = int(np.diff(places).max()) if len(places) > 1 else 1
+    return Seen(int(steps[places[-1] + 1]), math.nan, str(series.name)) if missing >= max(4, 3 * gap) else None
+
+
+def _steady(log: Log, name: str, step: int) -> bool:
+    """Whether the means of two steps before and after a step differ by noise only, or the curve was not logged."""
+    series = log.metrics.get(name)
+    if series is None:
+        return True
+    steps, values = series.index.to_numpy(), series.to_numpy(np.float64)
+    before, after = curves.finite(values[steps < step]), curves.finite(values[steps >= step])
+    if len(before) < 2 or len(after) < 2:
+        return True
+    jump = abs(float(after[:2].mean() - before[-2:].mean()))
+    usual = METRICS[name].high if math.isfinite(METRICS[name].high) else 0.0
+    return jump <= max(3 * curves.noise(before), 0.15 * abs(float(np.median(before))), 0.05 * usual)
+
+
+Sightings = Mapping[str, Sighting]
+ELSEWHERE = {
+    "delta": ("delta", "actor_rollout_ref.actor.clip_ratio_c"),
+    "epsilon": ("epsilon", "actor_rollout_ref.actor.clip_ratio"),
+    "kl": ("actor_rollout_ref.actor.kl_loss_type",),
+}
+"""The settings of other trainers that change a part of the loss."""
+FRAMEWORKS = ("trl", "ms-swift", "verl", "openrlhf")
+"""Trainers whose loop cannot make the mistakes of an own loop."""
+LEVELS = ("failure", "warning", "note")
+"""A warning is named after every failure, even if it began earlier; a note alone leaves a run healthy."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One change to try, and the name of its setting here, in TRL and in verl."""
+
+    do: str
+    here: str = ""
+    trl: str = ""
+    verl: str = ""
+    against: str = ""
+    """The suspect that it is for; empty if it is for the cause whichever suspect is right."""
+
+    def fits(self, source: str) -> bool:
+        """Whether the trainer that wrote the log leaves anything to set."""
+        return not getattr(self, FIELD_OF.get(source, "here")).startswith(("built in", "not with"))
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A concrete cause behind a symptom, and the symptoms that speak for and against it."""
+
+    says: str
+    name: str = ""
+    when: Sequence[str] = ()
+    against: Sequence[str] = ()
+    unless: Sequence[str] = ()
+    needs: Sequence[str] = ()
+
+    def rank(self, seen: Sightings) -> int | None:
+        """0 with support in the log, 1 without, 2 if the log speaks against the suspect.
+
+        None if the log rules it out, or does not show what it needs.
+        """
+
+        def shown(names: Sequence[str]) -> list[bool]:
+            return [isinstance(seen[name], Seen) for name in names]
+
+        if any(shown(self.unless)) or not all(shown(self.needs)):
+            return None
+        if any(shown(self.against)):
+            return 2
+        return 0 if self.needs or (self.when and all(shown(self.when))) else 1
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`a`, `a before b`, `a with b` (in the same step) or `a by b` (not after it), where a and b are symptoms.
+
+    After `not` it must not hold, and the log must show that; after `unless` a log that cannot show it is enough.
+    """
+
+    negation: str
+    symptom: str
+    relation: str
+    other: str
+
+    @staticmethod
+    def read(text: str) -> Condition:
+        """A condition from its text. Raises ConfigError for a text of another form."""
+        if found := _CONDITION.fullmatch(text):
+            return Condition(**found.groupdict(""))
+        raise ConfigError(f"condition {text!r}: write a, not a, unless a, a before b, a with b, or a by b")
+
+    def holds(self, seen: Sightings) -> bool | None:
+        """Whether the condition holds; None if the log does not show it."""
+        first, second = seen[self.symptom], seen[self.other] if self.other else None
+        if isinstance(first, Unknown) or (first and isinstance(second, Unknown)):
+            return True if self.negation == "unless" else None
+        other = second if isinstance(second, Seen) else None
+        related = first is not None and (not self.relation or _RELATIONS[self.relation](first, other))
+        return related is not bool(self.negation)
+
+    def unknown(self, seen: Sightings) -> list[Unknown]:
+        """The metrics that the log lacks to decide the condition."""
+        found = [seen[name] for name in (self.symptom, self.other) if name]
+        return [sighting for sighting in found if isinstance(sighting, Unknown)]
+
+
+_CONDITION = re.compile(
+    r"(?:(?P<negation>not|unless) )?(?P<symptom>\w+)(?: (?P<relation>before|with|by) (?P<other>\w+))?"
+)
+_RELATIONS: dict[str, Callable[[Seen, Seen | None], bool]] = {
+    "before": lambda first, second: second is None or first.step < second.step,
+    "with": lambda first, second: second is not None and first.step == second.step,
+    "by": lambda first, second: second is not None and first.step <= second.step,
+}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A cause: it holds if all conditions of `all` and one of `any` hold. It began with the first symptom of `all`.
+
+    `scenarios` have this cause: several if no metric separates them; then `together` gives the reason.
+    """
+
+    name: str
+    title: str
+    what: str
+    all: Sequence[Condition]
+    any: Sequence[Condition] = ()
+    level: str = "failure"
+    fallback: bool = False
+    """Reported only if no other cause is found."""
+    also: Sequence[str] = ()
+    """Symptoms that are evidence if seen, and are not conditions."""
+    suspects: Sequence[Suspect] = ()
+    """The most likely first, before the log is asked."""
+    own_suspects: Sequence[Suspect] = ()
+    """Mistakes of an own training loop, named first; they are ruled out in `FRAMEWORKS`."""
+    tell_apart: str = ""
+    remedies: Sequence[Remedy] = ()
+    lab: str = ""
+    scenarios: Sequence[str] = ()
+    together: str = ""
+
+    @staticmethod
+    def read(name: str, table: Mapping[str, Any]) -> Cause:
+        """A cause from its table. Raises ConfigError for a condition of another form."""
+        read: dict[str, Any] = {**table, "remedies": [Remedy(**each) for each in table.get("remedies", ())]}
+        for kind in ("all", "any"):
+            read[kind] = [Condition.read(text) for text in table.get(kind, ())]
+        for kind in ("suspects", "own_suspects"):
+            read[kind] = [known_suspects().get(text, Suspect(text)) for text in table.get(kind, ())]
+        return Cause(name, **read)
+
+    def holds(self, seen: Sightings) -> bool | None:
+        """Whether the log shows the cause; None if it lacks a metric to decide."""
+        every = [condition.holds(seen) for condition in self.all]
+        some = [condition.holds(seen) for condition in self.any] or [True]
+        if False in every or not (True in some or None in some):
+            return False
+        return None if None in every or True not in some else True
+
+    def onset(self, seen: Sightings) -> Seen | None:
+        """The sighting of its first symptom, or None."""
+        first = seen[self.all[0].symptom]
+        return first if isinstance(first, Seen) else None
+
+    def evidence(self, seen: Sightings) -> list[tuple[str, Seen]]:
+        """The symptoms that are evidence for the cause, its first condition first."""
+        names = [c.symptom for c in (*self.all, *self.any) if not c.negation and c.holds(seen)]
+        needed = [name for suspect in self.suspects if suspect.rank(seen) is not None for name in suspect.needs]
+        found = [(name, seen[name]) for name in dict.fromkeys([*names, *needed, *self.also])]
+        return [(name, sighting) for name, sighting in found if isinstance(sighting, Seen)]
+
+    def suspected(self, seen: Sightings, source: str) -> tuple[Suspect, ...]:
+        """The suspects that the log does not rule out, those with support in it first."""
+        possible = self.suspects if source in FRAMEWORKS else (*self.own_suspects, *self.suspects)
+        ranks = [(suspect.rank(seen), suspect) for suspect in possible]
+        kept = [(rank, suspect) for rank, suspect in ranks if rank is not None]
+        return tuple(suspect for _, suspect in sorted(kept, key=lambda pair: pair[0]))
+
+    def advised(self, suspected: Sequence[Suspect], source: str) -> tuple[Remedy, ...]:
+        """The remedies that can be set in the trainer that wrote the log, those of the likeliest suspects first."""
+        order = [suspect.name for suspect in suspected if suspect.name]
+        fitting = [remedy for remedy in self.remedies if remedy.fits(source)]
+        fitting = [remedy for remedy in fitting if not remedy.against or remedy.against in order]
+        return tuple(sorted(fitting, key=lambda remedy: order.index(remedy.against) if remedy.against else 0))
+
+    def lacks(self, seen: Sightings) -> list[Unknown]:
+        """The metrics that would have to be logged to decide."""
+        found = [missing for c in (*self.all, *self.any) if c.holds(seen) is None for missing in c.unknown(seen)]
+        return list(dict.fromkeys(found))
+
+
+@functools.cache
+def known_symptoms() -> Mapping[str, Symptom]:
+    """Every symptom of data/diagnosis/symptoms.toml."""
+    return {name: Symptom(**table) for name, table in tables("symptoms").items()}
+
+
+@functools.cache
+def known_suspects() -> Mapping[str, Suspect]:
+    """Every suspect of data/diagnosis/suspects.toml."""
+    return {name: Suspect(name=name, **table) for name, table in tables("suspects").items()}
+
+
+@functools.cache
+def known_causes() -> Sequence[Cause]:
+    """Every cause of data/diagnosis/causes.toml, the more specific first."""
+    return [Cause.read(name, table) for name, table in tables("causes").items()]
+
+
+def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
+    """The remedies that can change the log's run, each with the settings that can; those without settings stay.
+
+    What the loss of its algorithm does not use, or has already, is not advised.
+    """
+    beta = {"beta": 1} if log.objectives else {}  # each has its own
+    parts = unused({"beta": log.settings.get("beta", 1), **formulas_in(log), **beta})
+    idle = {name for told in told_by(log).values() for name in told.get(IDLE, ())}
+    idle |= {name for part in parts for name in (f"loss.{part}", *ELSEWHERE.get(part, ()))}
+    idle |= {f"guards.{name}" for name, part in PART_OF.items() if part in parts}
+    settings = settings_that_tell(log)
+
+    def acts(setting: str) -> bool:
+        name, _, value = setting.partition("=")
+        return idle.isdisjoint(re.findall(r"[\w.]+", setting)) and str(settings.get(name)) != (value.strip("'") or None)
+
+    own = FIELD_OF.get(log.source)
+    found = []
+    for remedy in remedies:
+        given = {name: text for name in FIELDS if (text := getattr(remedy, name))}
+        kept = {name: ", ".join(filter(acts, text.split(", "))) for name, text in given.items()}
+        asked = list(given) if not own else [own] if own in given else []
+        changed = replace(remedy, **kept)
+        if not asked or (any(kept[name] for name in asked) and changed.fits(log.source)):
+            found.append(changed)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One symptom: the step that showed it first, the value there, and the last value of that curve."""
+
+    symptom: str
+    metric: str
+    step: int
+    value: float
+    last: float
+    says: str
+    medians: str = ""
+    """The medians of the same curve of each objective, as "F 0.032, H 0"; empty for a curve of the run."""
+
+    @property
+    def healthy(self) -> tuple[float, float]:
+        """The metric's healthy range; a setting, a crash and a single reward function have none."""
+        if of_run(self.metric) not in METRICS:
+            return -math.inf, math.inf
+        usual = metric(self.metric)
+        return usual.low, usual.high
+
+
+@dataclass(frozen=True)
+class DetectedCause:
+    """A cause that the log shows, its first step and its evidence."""
+
+    cause: Cause
+    step: int
+    evidence: tuple[Evidence, ...]
+    suspects: tuple[Suspect, ...] = ()
+    """The suspects that log and trainer leave possible, the most likely first."""
+    remedies: Sequence[Remedy] = ()
+    """The remedies that can be set in the trainer that wrote the log, for the likeliest suspects first."""
+
+    @property
+    def objective(self) -> str:
+        """The objective whose curves show the cause; empty if those of the run do."""
+        names = [evidence.metric for evidence in self.evidence if of_run(evidence.metric) in METRICS]
+        return next((name.rpartition("/")[2] for name in names if name != of_run(name)), "")
+
+
+@dataclass(frozen=True)
+class PossibleCause:
+    """A cause that the log cannot rule out, and the metrics that it lacks."""
+
+    cause: Cause
+    step: int
+    lacks: tuple[Unknown, ...]
