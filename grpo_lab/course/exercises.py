@@ -101,6 +101,20 @@ class Prediction(Values):
     """The number of runs after which it is known."""
 
 
+@dataclass(frozen=True)
+class Naming(Values):
+    """A check of a dictionary that gives each of several runs, by its number from 1, one of the names.
+
+    A notebook shows their curves, with a menu each.
+    """
+
+    runs: tuple[str, ...] = ()
+    """The names of the recordings."""
+    options: tuple[str, ...] = ()
+    earlier: str = ""
+    """The prediction with which the menus begin."""
+
+
 Check = Function | Values
 KINDS = ("prediction", "code", "configuration", "choice", "text")
 

@@ -105,9 +105,16 @@ def numbers(screen: Screen) -> str:
 
 def figure(pngs: Iterable[bytes], screen: Screen) -> str:
     """An ordinary figure with alternative text, visible where widgets are not; one PNG for light and one for dark."""
-    return fill(
-        "figure", describe(screen), *(f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pngs)
-    )
+    return fill("figure", describe(screen), *map(_address, pngs))
+
+
+def thumbnail(pngs: Iterable[bytes], words: str) -> str:
+    """A picture of a gallery; one PNG for light and one for dark."""
+    return fill("thumbnail", words, *map(_address, pngs))
+
+
+def _address(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def _short(words: str, length: int) -> str:

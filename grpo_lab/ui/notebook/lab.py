@@ -14,10 +14,10 @@ from grpo_lab.config.schema import Config
 from grpo_lab.course import answers, pages, progress
 from grpo_lab.course.answers import MAGIC
 from grpo_lab.course.evaluate import all_right, check
-from grpo_lab.course.exercises import Exercise, Finding, Function, Question
+from grpo_lab.course.exercises import Exercise, Finding, Function, Naming, Question
 from grpo_lab.course.progress import MARKS, Row
 from grpo_lab.course.registry import lab_page
-from grpo_lab.errors import NotYet, unknown
+from grpo_lab.errors import NotYet, Unanswered, unknown
 from grpo_lab.messages import text
 from grpo_lab.runs.child import warm_child, warm_up
 from grpo_lab.runs.run_folder import new_folder
@@ -71,6 +71,37 @@ class Lab:
         Raises Unanswered for an unfinished cell, NotYet for an answer that is not right.
         """
         exercise = self._exercise(line.strip())
+        clicks = not headless() and answers.by_clicks(exercise.check, cell)
+        if clicks and answers.stub_line(cell):
+            self._show_form(exercise, cell)
+            raise Unanswered(text("exercise.unanswered", title=exercise.title))
+        findings, note = self._judged(exercise, cell)
+        if clicks and not all_right(findings):
+            self._show_form(exercise, cell, self._as_html(exercise, findings, note))
+        else:
+            feedback_view.feedback(exercise, findings, note, self.page.cell_id(exercise.name))
+        if not all_right(findings):
+            raise NotYet(_progress(exercise, findings))
+
+    def _show_form(self, exercise: Exercise, cell: str, said: str = "") -> None:
+        """Show the radio buttons or menus of an exercise, with what was said about an earlier answer."""
+        from grpo_lab.ui.notebook import forms  # imports matplotlib and ipywidgets
+
+        def check(source: str) -> str:
+            return self._as_html(exercise, *self._judged(exercise, source))
+
+        given: Any = None
+        if isinstance(exercise.check, Naming):
+            earlier = self._predictions.first(exercise.check.earlier).get("answer")
+            given = answers.values(exercise.check, self.answer(exercise.name))["answer"].value if said else earlier
+        _display(forms.form(exercise, cell, check, given, said))
+
+    def _as_html(self, exercise: Exercise, findings: Sequence[Finding], note: str) -> str:
+        model = feedback_view.model_answer(exercise, self.page.cell_id(exercise.name))
+        return feedback_view.as_html(exercise, findings, note, model)
+
+    def _judged(self, exercise: Exercise, cell: str) -> tuple[list[Finding], str]:
+        """Save and check an answer; return what was found, and a sentence about a prediction."""
         path = self._path(exercise)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(answers.file_text(exercise.name, cell), encoding="utf-8")
@@ -81,9 +112,7 @@ class Lab:
         if all_right(findings):
             self._earned[exercise.name] = float(exercise.points)
         note = self._predictions.lock(exercise, path) if exercise.kind == "prediction" and all_right(findings) else ""
-        feedback_view.feedback(exercise, findings, note, self.page.cell_id(exercise.name))
-        if not all_right(findings):
-            raise NotYet(_progress(exercise, findings))
+        return findings, note
 
     def show_verdicts(self, *_: Any) -> None:
         """Show the verdicts that are due on predictions; a notebook calls it after each cell."""
@@ -168,10 +197,16 @@ def ask(questions: Sequence[Question]) -> None:
         return feedback_view.show("\n\n".join(said))
     from IPython.display import HTML, display
 
-    # A reader without a kernel would see the plain text of the widget.
-    display({**(buttons(questions)._repr_mimebundle_() or {}), "text/plain": ""}, raw=True)
+    _display(buttons(questions))
     # Hidden beside the widget; without a kernel, the reply to an option folds out.
     display(HTML(html.fill("questions", questions)))
+
+
+def _display(widget: Any) -> None:
+    """Show a widget, without the plain text that a reader without a kernel would see."""
+    from IPython.display import display
+
+    display({**(widget._repr_mimebundle_() or {}), "text/plain": ""}, raw=True)
 
 
 def buttons(questions: Sequence[Question]) -> Any:

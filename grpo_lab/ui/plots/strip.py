@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,12 @@ from grpo_lab.ui.plots.curves import Points, thinned
 ROWS = {**{name: link.label for name, link in LINKS.items()}, MULTINOMIAL: MULTINOMIAL, "": "guards and changes"}
 """The rows from top to bottom; the last one holds marks."""
 _ORDER = list(ROWS)
+GROUPS = {"sampling and rewards": 3, "loss": 8, "gradients": 3, "weights": 3}
+"""Rows of a strip for beginners, each of so many links."""
 _CODES = {status: code for code, status in enumerate(style.STATUSES)}
 _COLUMNS = 600
 _NOT_USED = -2
+Bands = list[tuple[str, int, int]]
 
 
 def span(screens: Collection[Screen], room: int = 10) -> tuple[int, int]:
@@ -41,33 +45,53 @@ def span(screens: Collection[Screen], room: int = 10) -> tuple[int, int]:
 
 
 def draw(
-    axes: Axes, screen: Screen, steps: tuple[int, int], names: bool = True, say: Callable[[str], str] = str
+    axes: Axes,
+    screen: Screen,
+    steps: tuple[int, int],
+    names: bool = True,
+    say: Callable[[str], str] = str,
+    grouped: bool = False,
 ) -> None:
-    """Draw the statuses as cells, outline and name the first break, and mark the actions of guards below."""
+    """Draw the statuses as cells, outline and name the first break, and mark the actions of guards below.
+
+    A `grouped` strip has a row for each of GROUPS instead of one for each link.
+    """
     first, end = steps
-    cells, width = grid(screen, first, end)
+    cells, width = grid(screen, first, end, grouped)
     colours = ListedColormap(list(style.STATUSES.values()))
     extent = (first - 0.5, first - 0.5 + cells.shape[1] * width, len(ROWS) - 1.5, -0.5)
     options: dict[str, Any] = {"cmap": colours, "vmin": 0, "vmax": len(style.STATUSES) - 1, "interpolation": "nearest"}
     axes.imshow(cells, aspect="auto", extent=extent, gid="cells", **options)
-    axes.hlines(np.arange(len(ROWS) - 1) + 0.5, first - 0.5, end - 0.5, color="white", lw=1.5)
+    bands = _bands(grouped)
+    axes.hlines([bottom + 0.5 for _, _, bottom in bands[:-1]], first - 0.5, end - 0.5, color="white", lw=1.5)
     if _fine(axes, first, end):
         axes.vlines(np.arange(first, end) + 0.5, -0.5, len(ROWS) - 1.5, color="white", lw=1.5)
-    for gid, (x, y) in points(axes, screen, steps, cells).items():
+    for gid, (x, y) in points(axes, screen, steps, cells, grouped).items():
         kind = gid.removeprefix("mark ")
         cross = {"ls": "none", "marker": "x", "ms": 6, "mew": 1.8, "mec": "white"}
         look = {**style.mark(kind), "ms": {"acted": 5, "by design": 6}.get(kind, 8)} if kind in style.MARKS else cross
         axes.plot(x, y, gid=gid, **look)
-    _frame(axes, screen, first, end, names, say)
-    _first_break(axes, screen, first, end, say)
+    _frame(axes, bands, first, end, names, say)
+    _first_break(axes, screen, first, end, say, bands)
 
 
-def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray) -> Points:
+def _bands(grouped: bool) -> Bands:
+    """The rows that are seen: name, first and last link of each. The last row holds marks."""
+    sizes = GROUPS if grouped else dict.fromkeys(list(ROWS.values())[:-1], 1)
+    ends = list(accumulate(sizes.values()))
+    rows = zip((*sizes, ROWS[""]), (0, *ends), (*ends, len(ROWS)), strict=True)
+    return [(name, first, end - 1) for name, first, end in rows]
+
+
+def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray, grouped: bool = False) -> Points:
     """The moving points of the strip: crosses on broken cells, where steps are few, and every kind of mark."""
     found: Points = {}
     if _fine(axes, *steps):
-        rows, columns = np.nonzero((cells == _CODES["broken"]) | (cells == _CODES["broken later"]))
-        found["broken"] = (columns + steps[0], rows)
+        tops = [top for _, top, _ in _bands(grouped)[:-1]]
+        broken = np.isin(cells[tops], (_CODES["broken"], _CODES["broken later"]))
+        rows, columns = np.nonzero(broken)
+        middles = np.array([(top + bottom) / 2 for _, top, bottom in _bands(grouped)])
+        found["broken"] = (columns + steps[0], middles[rows])
     for kind in style.MARKS:
         between = 0.5 if kind == "changed" else 0.0  # settings change before a step
         marked = thinned(screen.marked(kind)) - between
@@ -75,8 +99,10 @@ def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray
     return found
 
 
-def grid(screen: Screen, first: int, end: int) -> tuple[np.ndarray, int]:
+def grid(screen: Screen, first: int, end: int, grouped: bool = False) -> tuple[np.ndarray, int]:
     """(links, columns) codes, each the worst status in its column, and the number of steps in a column.
+
+    Of a `grouped` strip all links of a group have the worst status of the group.
 
     A link that a step did not note though it went on past it, such as clipped gradients without clipping, is not used.
     """
@@ -94,6 +120,9 @@ def grid(screen: Screen, first: int, end: int) -> tuple[np.ndarray, int]:
     by_step_and_link = table[by_step]
     _fade(by_step_and_link, screen.first_break, first)
     cells = by_step_and_link.reshape(count, width, -1).max(1).T
+    cells = np.concatenate(
+        [cells[a : b + 1].max(0, keepdims=True).repeat(b + 1 - a, 0) for _, a, b in _bands(grouped)[:-1]]
+    )
     cells = np.where(cells == _NOT_USED, _CODES["not used"], cells)
     return np.where(cells < 0, _CODES["not reached"], cells), width
 
@@ -158,11 +187,11 @@ def _fine(axes: Axes, first: int, end: int) -> bool:
     return end - first <= style.FINE * style.figure_of(axes)[1] / 10
 
 
-def _frame(axes: Axes, screen: Screen, first: int, end: int, names: bool, say: Callable[[str], str]) -> None:
+def _frame(axes: Axes, bands: Bands, first: int, end: int, names: bool, say: Callable[[str], str]) -> None:
     axes.set_xlim(first - 0.5, end - 0.5)
     axes.set_ylim(len(ROWS) - 0.5, -0.5)
-    labels = [say(label) if names else "" for label in ROWS.values()]
-    axes.set_yticks(range(len(ROWS)), labels, fontsize=style.NORMAL - 1)
+    labels = [say(label) if names else "" for label, _, _ in bands]
+    axes.set_yticks([(top + bottom) / 2 for _, top, bottom in bands], labels, fontsize=style.NORMAL - 1)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=style.SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12 if names else 6))
@@ -170,23 +199,36 @@ def _frame(axes: Axes, screen: Screen, first: int, end: int, names: bool, say: C
     axes.spines[:].set_visible(False)
 
 
-def _first_break(axes: Axes, screen: Screen, first: int, end: int, say: Callable[[str], str]) -> None:
+def _first_break(axes: Axes, screen: Screen, first: int, end: int, say: Callable[[str], str], bands: Bands) -> None:
     found, narrow = screen.first_break, (end - first) * 0.008
     if found and found.link in ROWS:
         width = max(1.0, narrow)
-        corner = (found.step - width / 2, _ORDER.index(found.link) - 0.5)
+        top, bottom = next((a, b) for _, a, b in bands if a <= _ORDER.index(found.link) <= b)
+        corner = (found.step - width / 2, top - 0.5)
         axes.add_patch(
-            Rectangle(corner, width, 1, fill=False, ec="black", lw=2.5, gid="first break", zorder=6, clip_on=False)
+            Rectangle(
+                corner,
+                width,
+                bottom + 1 - top,
+                fill=False,
+                ec="black",
+                lw=2.5,
+                gid="first break",
+                zorder=6,
+                clip_on=False,
+            )
         )
         words = say("first break: step {}").format(found.step)
-        _beside(axes, words, found.step, _ORDER.index(found.link), width / 2, first, end)
+        _beside(axes, words, found.step, (top + bottom) / 2, width / 2, first, end)
     if screen.crash_step is not None:
         end_of_chain = screen.statuses.get(screen.crash_step, {}).get(MULTINOMIAL) == "broken"
         row = _ORDER.index(MULTINOMIAL if end_of_chain else "")
         _beside(axes, say("crash"), screen.crash_step, row, max(0.5, narrow), first, end, color=style.VERMILLION)
 
 
-def _beside(axes: Axes, text: str, step: int, row: int, gap: float, first: int, end: int, color: str = "black") -> None:
+def _beside(
+    axes: Axes, text: str, step: int, row: float, gap: float, first: int, end: int, color: str = "black"
+) -> None:
     right = step < (first + end) / 2
     x = step + gap if right else step - gap
     box = {"facecolor": "white", "edgecolor": color, "boxstyle": "square,pad=0.12", "alpha": 0.95}

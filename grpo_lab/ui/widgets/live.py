@@ -25,6 +25,7 @@ from PIL import Image
 
 from grpo_lab import messages
 from grpo_lab.analysis.run_state import CURVES, Screen, Series
+from grpo_lab.metrics import METRICS
 from grpo_lab.ui.plots import curves, strip, style
 from grpo_lab.ui.plots.curves import Scale, scale_of
 from grpo_lab.ui.plots.style import DRAWING, FINE, Canvas, chinese_font, legible, name_runs, new_figure
@@ -97,10 +98,11 @@ SPLIT = 0.66
 class LiveFigure:
     """One Agg figure without pyplot, to be drawn by one thread at a time.
 
-    `scale` enlarges everything, letters too, for a lecture.
+    `scale` enlarges everything, letters too, for a lecture. The chain of a `grouped` one has four rows.
     """
 
-    def __init__(self, scale: float = 1.0) -> None:
+    def __init__(self, scale: float = 1.0, grouped: bool = False) -> None:
+        self._grouped = grouped
         self._figure = new_figure(HIGH)
         self._figure.set_size_inches(WIDE, HIGH)
         self._figure.set_dpi(DPI * scale)
@@ -149,12 +151,12 @@ class LiveFigure:
         series = {name: curves.rows_of(name, screen) for name in CURVES}
         scales = {name: self._scale(name, series[name], screen, [*kept.values(), *whole]) for name in CURVES}
         moves = {name: curves.points(name, series[name], scales[name], screen) for name in CURVES}
-        cells, _ = strip.grid(screen, *steps)
+        cells, _ = strip.grid(screen, *steps, self._grouped)
         key = _key(screen, kept, steps, scales, moves)
         if key != self._key:
             self._draw_background(screen, kept, steps, scales, moves)
             self._key = key
-        moves["strip"] = strip.points(self._axes["strip"], screen, steps, cells)
+        moves["strip"] = strip.points(self._axes["strip"], screen, steps, cells, self._grouped)
         for name, found in moves.items():
             for gid, (x, y) in found.items():
                 self._lines[name][gid].set_data(x, y)
@@ -179,7 +181,7 @@ class LiveFigure:
             curves.draw(axes, name, {"": screen, **kept}, steps, screen, scales[name], say)
         left, right = CHAIN_AT
         axes = self._axes["strip"] = figure.add_axes((left, 0.5 / HIGH, right - left, CHAIN_HIGH / HIGH))
-        strip.draw(axes, screen, steps, say=say)
+        strip.draw(axes, screen, steps, say=say, grouped=self._grouped)
         strip.legend(axes, [screen], say=say, columns=3)
         if len(fonts := _fonts()) > 1:
             for each in figure.findobj(Text):
@@ -197,6 +199,25 @@ class LiveFigure:
         self._canvas.draw()
         self._background = self._canvas.copy_from_bbox(figure.bbox)
         self.backgrounds += 1
+
+
+def thumbnail(screen: Screen) -> tuple[bytes, bytes]:
+    """The four curves of a run in a small picture, as PNGs for a light and for a dark page."""
+    figure = Figure((3.4, 2.4), dpi=DPI, facecolor="white")
+    canvas = Canvas(figure)
+    with DRAWING:
+        for name, axes in curves.panels(figure, top=0.22, tall=2.1, left=0.13, right=0.99).items():
+            rows = curves.rows_of(name, screen)
+            scale = scale_of(name, curves.numbers(name, rows, None, [screen]))
+            curves.set_scale(axes, scale)
+            for gid, (x, y) in curves.points(name, rows, scale, screen, more=False).items():
+                axes.plot(x, y, **({"ls": "none", "marker": "x"} if gid.startswith("cross") else {}), color=style.BLUE)
+            axes.set_title(say(METRICS[name].label), fontsize=8, loc="left", pad=3, fontfamily=_fonts())
+            axes.tick_params(labelsize=6.5, length=2, pad=1)
+            axes.locator_params(axis="x", nbins=4)
+        canvas.draw()
+        pixels = np.asarray(canvas.buffer_rgba())
+    return png(pixels), png(pixels, dark=True)
 
 
 def say(label: str) -> str:
