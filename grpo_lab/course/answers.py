@@ -85,11 +85,7 @@ def stub_line(source: str) -> int | None:
 
 
 def options(cell: str) -> dict[str, str]:
-    """The options in the comments of an exercise's cell, by their letters.
-
-    >>> options("# What happens?\\n#   a  It grows.\\n#   b  It shrinks.\\nanswer = 'b'")
-    {'a': 'It grows.', 'b': 'It shrinks.'}
-    """
+    """The options in the comments of an exercise's cell, by their letters."""
     return dict(_OPTION.findall(cell))
 
 

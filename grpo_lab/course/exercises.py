@@ -103,16 +103,14 @@ class Prediction(Values):
 
 @dataclass(frozen=True)
 class Naming(Values):
-    """A check of a dictionary that gives each of several runs, by its number from 1, one of the names.
+    """A check of a dictionary that gives each of several recorded runs, by its number from 1, one of the names.
 
-    A notebook shows their curves, with a menu each.
+    A notebook shows their curves and menus, which begin with the answer to an earlier exercise.
     """
 
     runs: tuple[str, ...] = ()
-    """The names of the recordings."""
     options: tuple[str, ...] = ()
     earlier: str = ""
-    """The prediction with which the menus begin."""
 
 
 Check = Function | Values

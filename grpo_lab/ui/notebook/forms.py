@@ -35,21 +35,22 @@ class CellText(anywidget.AnyWidget):
     otherwise = traitlets.Unicode().tag(sync=True)
 
 
-def form(exercise: Exercise, cell: str, check: Callable[[str], str], given: Any, said: str) -> ipywidgets.VBox:
-    """The inputs of an exercise, a button that gives the answer once each has a value, and what is said about it.
+def form(exercise: Exercise, cell: str, check: Callable[[str], str], given: Any) -> ipywidgets.VBox:
+    """The inputs of an exercise, a button that gives the answer once each has a value, and the feedback.
 
     `cell` is the text of the exercise's cell; `check` gets it with the answer, and returns the feedback as HTML. The
     menus of a gallery begin with the names in `given`.
     """
     magic, once = f"%%{answers.MAGIC} {exercise.name}\n", exercise.kind == "prediction"
-    shown, inputs, answer = _gallery(exercise.check, given) if isinstance(exercise.check, Naming) else _radio(cell)
-    written, reply = CellText(begins=magic), parts.words("reply", said)
+    asked = exercise.check
+    above, below, inputs, answer = _gallery(asked, given) if isinstance(asked, Naming) else _radio(cell)
+    written, reply = CellText(begins=magic), parts.words("reply")
 
     def give() -> None:
-        source = filled(cell, answer())
-        reply.value = check(source)
+        source = magic + filled(cell, answer())
+        reply.value = check(source.removeprefix(magic))
         written.otherwise = text("exercise.copy", answer=source[source.rindex("\nanswer = ") :])
-        written.source = magic + source
+        written.source = source
         for each in (*inputs, button):
             each.disabled = once
 
@@ -62,37 +63,36 @@ def form(exercise: Exercise, cell: str, check: Callable[[str], str], given: Any,
     chosen()
     style = ipywidgets.HTML(f"<style>{(_HERE / 'forms.css').read_text(encoding='utf-8')}</style>")
     style.layout.display = "none"
-    return parts.box("form", [style, *shown, button, reply, written], ipywidgets.VBox)
+    return parts.box("form", [style, *above, button, reply, written, *below], ipywidgets.VBox)
 
 
-Inputs = tuple[list[Any], list[Any], Callable[[], Any]]
-"""The widgets to show, those of them that wait for a value, and a function that returns the answer."""
+Inputs = tuple[list[Any], list[Any], list[Any], Callable[[], Any]]
+"""The widgets above and below the button, the inputs among them, and a function that returns the answer."""
 
 
 def _radio(cell: str) -> Inputs:
     """The question and the options in the comments of a prediction's cell."""
     lines = [line.removeprefix("# ") for line in cell.partition("\n#  ")[0].split("\n") if line.startswith("# ")]
-    options = [(f"{letter}  {words}", letter) for letter, words in answers.options(cell).items()]
+    options = [(f"{letter}  {words.replace('`', '')}", letter) for letter, words in answers.options(cell).items()]
     layout = {"width": "max-content", "max_width": "100%"}
     choice = ipywidgets.RadioButtons(options=options, value=None, layout=layout)
-    return [parts.words("asked", html.fill("asked", " ".join(lines))), choice], [choice], lambda: choice.value
+    return [parts.words("asked", html.fill("asked", " ".join(lines))), choice], [], [choice], lambda: choice.value
 
 
 def _gallery(naming: Naming, given: Any) -> Inputs:
     """The curves of each run, a menu of names for it, and a panel that shows the run whose number is clicked."""
     panel = Panel(recording=naming.runs[0], controls=(), guards_shown=(), break_shown=False)
-    before = {str(number): name for number, name in given.items()} if isinstance(given, dict) else {}
     menus, cards = [], []
     for number, run in enumerate(naming.runs, start=1):
         names = [(text("exercise.choose"), ""), *((name, name) for name in naming.options)]
-        name = before.get(str(number))
+        name = given.get(number) if isinstance(given, dict) else ""
         menus.append(ipywidgets.Dropdown(options=names, value=name if name in naming.options else ""))
         opened = parts.button("look", text("exercise.look", number=number), partial(panel.open, run))
         pngs = thumbnail(fold(Session.open(recordings.find(run)).events))
-        picture = ipywidgets.HTML(html.thumbnail(pngs, text("exercise.run", number=number)))
+        picture = ipywidgets.HTML(html.figure(pngs, text("exercise.run", number=number), "thumbnail"))
         cards.append(parts.box("card", [opened, picture, menus[-1]], ipywidgets.VBox))
-    shown = [parts.box("cards", cards, ipywidgets.Box), panel.widget]
-    return shown, menus, lambda: {number: menu.value for number, menu in enumerate(menus, start=1)}
+    shown = parts.box("cards", cards, ipywidgets.Box)
+    return [shown], [panel.widget], menus, lambda: {number: menu.value for number, menu in enumerate(menus, start=1)}
 
 
 def filled(cell: str, answer: Any) -> str:

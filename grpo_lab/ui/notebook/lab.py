@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -65,43 +66,15 @@ class Lab:
                 events.unregister("post_run_cell", hook)
         events.register("post_run_cell", self.show_verdicts)
 
-    def exercise(self, line: str, cell: str) -> None:
-        """The cell magic: save the answer, check it, and show feedback.
+    def exercise(self, line: str, cell: str, tell: Callable[..., None] = feedback_view.feedback) -> None:
+        """The cell magic: save the answer, check it, and show feedback; ask a prediction by radio buttons.
 
         Raises Unanswered for an unfinished cell, NotYet for an answer that is not right.
         """
         exercise = self._exercise(line.strip())
-        clicks = not headless() and answers.by_clicks(exercise.check, cell)
-        if clicks and answers.stub_line(cell):
-            self._show_form(exercise, cell)
+        if answers.by_clicks(exercise.check, cell) and answers.stub_line(cell) and not headless():
+            self._ask(exercise, cell)
             raise Unanswered(text("exercise.unanswered", title=exercise.title))
-        findings, note = self._judged(exercise, cell)
-        if clicks and not all_right(findings):
-            self._show_form(exercise, cell, self._as_html(exercise, findings, note))
-        else:
-            feedback_view.feedback(exercise, findings, note, self.page.cell_id(exercise.name))
-        if not all_right(findings):
-            raise NotYet(_progress(exercise, findings))
-
-    def _show_form(self, exercise: Exercise, cell: str, said: str = "") -> None:
-        """Show the radio buttons or menus of an exercise, with what was said about an earlier answer."""
-        from grpo_lab.ui.notebook import forms  # imports matplotlib and ipywidgets
-
-        def check(source: str) -> str:
-            return self._as_html(exercise, *self._judged(exercise, source))
-
-        given: Any = None
-        if isinstance(exercise.check, Naming):
-            earlier = self._predictions.first(exercise.check.earlier).get("answer")
-            given = answers.values(exercise.check, self.answer(exercise.name))["answer"].value if said else earlier
-        _display(forms.form(exercise, cell, check, given, said))
-
-    def _as_html(self, exercise: Exercise, findings: Sequence[Finding], note: str) -> str:
-        model = feedback_view.model_answer(exercise, self.page.cell_id(exercise.name))
-        return feedback_view.as_html(exercise, findings, note, model)
-
-    def _judged(self, exercise: Exercise, cell: str) -> tuple[list[Finding], str]:
-        """Save and check an answer; return what was found, and a sentence about a prediction."""
         path = self._path(exercise)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(answers.file_text(exercise.name, cell), encoding="utf-8")
@@ -112,7 +85,28 @@ class Lab:
         if all_right(findings):
             self._earned[exercise.name] = float(exercise.points)
         note = self._predictions.lock(exercise, path) if exercise.kind == "prediction" and all_right(findings) else ""
-        return findings, note
+        tell(exercise, findings, note, self.page.cell_id(exercise.name))
+        if not all_right(findings):
+            if isinstance(exercise.check, Naming) and tell is feedback_view.feedback and not headless():
+                self._ask(exercise, cell)
+            raise NotYet(_progress(exercise, findings))
+
+    def _ask(self, exercise: Exercise, cell: str) -> None:
+        """Show the radio buttons or menus of an exercise; those of a gallery begin with an earlier answer."""
+        from grpo_lab.ui.notebook import forms  # imports matplotlib and ipywidgets
+
+        def check(source: str) -> str:
+            told: list[str] = []
+            with suppress(NotYet):
+                self.exercise(exercise.name, source, lambda *found: told.append(feedback_view.whole(*found)))
+            return told[0]
+
+        given: Any = None
+        if isinstance(asked := exercise.check, Naming):
+            for name in filter(None, (asked.earlier, exercise.name)):
+                with suppress(NotYet, Unanswered):
+                    given = answers.values(asked, answers.load(self.answers / f"{name}.py"))["answer"].value
+        _display(forms.form(exercise, cell, check, given))
 
     def show_verdicts(self, *_: Any) -> None:
         """Show the verdicts that are due on predictions; a notebook calls it after each cell."""

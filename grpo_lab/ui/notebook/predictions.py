@@ -59,10 +59,6 @@ class Predictions:
             return text("prediction.locked", words=words)
         return text("prediction.stays", words=words)
 
-    def first(self, name: str) -> dict[str, Any]:
-        """The values of the first prediction of an exercise; none before it."""
-        return self._locked().get(name, {})
-
     def verdicts(self) -> Iterator[Verdict]:
         """The verdicts that are due: enough runs have ended since the prediction. Each is given once."""
         for name, (check, title, before) in list(self._open.items()):

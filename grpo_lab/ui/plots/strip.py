@@ -22,11 +22,18 @@ ROWS = {**{name: link.label for name, link in LINKS.items()}, MULTINOMIAL: MULTI
 """The rows from top to bottom; the last one holds marks."""
 _ORDER = list(ROWS)
 GROUPS = {"sampling and rewards": 3, "loss": 8, "gradients": 3, "weights": 3}
-"""Rows of a strip for beginners, each of so many links."""
+"""The rows of a strip for beginners: neighbouring links, and their number."""
+BANDS = {
+    grouped: [
+        (name, end - size, end - 1) for (name, size), end in zip(rows.items(), accumulate(rows.values()), strict=True)
+    ]
+    for grouped, rows in ((False, dict.fromkeys(list(ROWS.values())[:-1], 1)), (True, GROUPS))
+}
+"""The rows that are seen in a strip: name, first and last link; without the one of marks."""
+Say = Callable[[str], str]
 _CODES = {status: code for code, status in enumerate(style.STATUSES)}
 _COLUMNS = 600
 _NOT_USED = -2
-Bands = list[tuple[str, int, int]]
 
 
 def span(screens: Collection[Screen], room: int = 10) -> tuple[int, int]:
@@ -45,53 +52,33 @@ def span(screens: Collection[Screen], room: int = 10) -> tuple[int, int]:
 
 
 def draw(
-    axes: Axes,
-    screen: Screen,
-    steps: tuple[int, int],
-    names: bool = True,
-    say: Callable[[str], str] = str,
-    grouped: bool = False,
+    axes: Axes, screen: Screen, steps: tuple[int, int], names: bool = True, say: Say = str, grouped: bool = False
 ) -> None:
-    """Draw the statuses as cells, outline and name the first break, and mark the actions of guards below.
-
-    A `grouped` strip has a row for each of GROUPS instead of one for each link.
-    """
+    """Draw the statuses as cells, outline and name the first break, and mark the actions of guards below."""
     first, end = steps
     cells, width = grid(screen, first, end, grouped)
     colours = ListedColormap(list(style.STATUSES.values()))
     extent = (first - 0.5, first - 0.5 + cells.shape[1] * width, len(ROWS) - 1.5, -0.5)
     options: dict[str, Any] = {"cmap": colours, "vmin": 0, "vmax": len(style.STATUSES) - 1, "interpolation": "nearest"}
     axes.imshow(cells, aspect="auto", extent=extent, gid="cells", **options)
-    bands = _bands(grouped)
-    axes.hlines([bottom + 0.5 for _, _, bottom in bands[:-1]], first - 0.5, end - 0.5, color="white", lw=1.5)
+    axes.hlines([last + 0.5 for *_, last in BANDS[grouped]], first - 0.5, end - 0.5, color="white", lw=1.5)
     if _fine(axes, first, end):
         axes.vlines(np.arange(first, end) + 0.5, -0.5, len(ROWS) - 1.5, color="white", lw=1.5)
-    for gid, (x, y) in points(axes, screen, steps, cells, grouped).items():
+    for gid, (x, y) in points(axes, screen, steps, cells).items():
         kind = gid.removeprefix("mark ")
         cross = {"ls": "none", "marker": "x", "ms": 6, "mew": 1.8, "mec": "white"}
         look = {**style.mark(kind), "ms": {"acted": 5, "by design": 6}.get(kind, 8)} if kind in style.MARKS else cross
         axes.plot(x, y, gid=gid, **look)
-    _frame(axes, bands, first, end, names, say)
-    _first_break(axes, screen, first, end, say, bands)
+    _frame(axes, grouped, first, end, names, say)
+    _first_break(axes, screen, first, end, say, grouped)
 
 
-def _bands(grouped: bool) -> Bands:
-    """The rows that are seen: name, first and last link of each. The last row holds marks."""
-    sizes = GROUPS if grouped else dict.fromkeys(list(ROWS.values())[:-1], 1)
-    ends = list(accumulate(sizes.values()))
-    rows = zip((*sizes, ROWS[""]), (0, *ends), (*ends, len(ROWS)), strict=True)
-    return [(name, first, end - 1) for name, first, end in rows]
-
-
-def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray, grouped: bool = False) -> Points:
+def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray) -> Points:
     """The moving points of the strip: crosses on broken cells, where steps are few, and every kind of mark."""
     found: Points = {}
     if _fine(axes, *steps):
-        tops = [top for _, top, _ in _bands(grouped)[:-1]]
-        broken = np.isin(cells[tops], (_CODES["broken"], _CODES["broken later"]))
-        rows, columns = np.nonzero(broken)
-        middles = np.array([(top + bottom) / 2 for _, top, bottom in _bands(grouped)])
-        found["broken"] = (columns + steps[0], middles[rows])
+        rows, columns = np.nonzero((cells == _CODES["broken"]) | (cells == _CODES["broken later"]))
+        found["broken"] = (columns + steps[0], rows)
     for kind in style.MARKS:
         between = 0.5 if kind == "changed" else 0.0  # settings change before a step
         marked = thinned(screen.marked(kind)) - between
@@ -100,9 +87,7 @@ def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray
 
 
 def grid(screen: Screen, first: int, end: int, grouped: bool = False) -> tuple[np.ndarray, int]:
-    """(links, columns) codes, each the worst status in its column, and the number of steps in a column.
-
-    Of a `grouped` strip all links of a group have the worst status of the group.
+    """(links, columns) codes, each the worst in its column, and of its group, and the number of steps in a column.
 
     A link that a step did not note though it went on past it, such as clipped gradients without clipping, is not used.
     """
@@ -120,9 +105,8 @@ def grid(screen: Screen, first: int, end: int, grouped: bool = False) -> tuple[n
     by_step_and_link = table[by_step]
     _fade(by_step_and_link, screen.first_break, first)
     cells = by_step_and_link.reshape(count, width, -1).max(1).T
-    cells = np.concatenate(
-        [cells[a : b + 1].max(0, keepdims=True).repeat(b + 1 - a, 0) for _, a, b in _bands(grouped)[:-1]]
-    )
+    for _, top, bottom in BANDS[grouped]:
+        cells[top : bottom + 1] = cells[top : bottom + 1].max(0)
     cells = np.where(cells == _NOT_USED, _CODES["not used"], cells)
     return np.where(cells < 0, _CODES["not reached"], cells), width
 
@@ -187,10 +171,11 @@ def _fine(axes: Axes, first: int, end: int) -> bool:
     return end - first <= style.FINE * style.figure_of(axes)[1] / 10
 
 
-def _frame(axes: Axes, bands: Bands, first: int, end: int, names: bool, say: Callable[[str], str]) -> None:
+def _frame(axes: Axes, grouped: bool, first: int, end: int, names: bool, say: Callable[[str], str]) -> None:
     axes.set_xlim(first - 0.5, end - 0.5)
     axes.set_ylim(len(ROWS) - 0.5, -0.5)
-    labels = [say(label) if names else "" for label, _, _ in bands]
+    bands = [*BANDS[grouped], (ROWS[""], len(ROWS) - 1, len(ROWS) - 1)]
+    labels = [say(label) if names else "" for label, *_ in bands]
     axes.set_yticks([(top + bottom) / 2 for _, top, bottom in bands], labels, fontsize=style.NORMAL - 1)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=style.SMALL)
@@ -199,25 +184,14 @@ def _frame(axes: Axes, bands: Bands, first: int, end: int, names: bool, say: Cal
     axes.spines[:].set_visible(False)
 
 
-def _first_break(axes: Axes, screen: Screen, first: int, end: int, say: Callable[[str], str], bands: Bands) -> None:
+def _first_break(axes: Axes, screen: Screen, first: int, end: int, say: Callable[[str], str], grouped: bool) -> None:
     found, narrow = screen.first_break, (end - first) * 0.008
     if found and found.link in ROWS:
         width = max(1.0, narrow)
-        top, bottom = next((a, b) for _, a, b in bands if a <= _ORDER.index(found.link) <= b)
+        top, bottom = next((a, b) for _, a, b in BANDS[grouped] if b >= _ORDER.index(found.link))
         corner = (found.step - width / 2, top - 0.5)
-        axes.add_patch(
-            Rectangle(
-                corner,
-                width,
-                bottom + 1 - top,
-                fill=False,
-                ec="black",
-                lw=2.5,
-                gid="first break",
-                zorder=6,
-                clip_on=False,
-            )
-        )
+        look: dict[str, Any] = {"fill": False, "ec": "black", "lw": 2.5, "zorder": 6, "clip_on": False}
+        axes.add_patch(Rectangle(corner, width, bottom + 1 - top, gid="first break", **look))
         words = say("first break: step {}").format(found.step)
         _beside(axes, words, found.step, (top + bottom) / 2, width / 2, first, end)
     if screen.crash_step is not None:

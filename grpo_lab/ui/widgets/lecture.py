@@ -60,15 +60,15 @@ class Keyboard(anywidget.AnyWidget):
     _css = Path(__file__).with_name("keyboard.css")
     legend = traitlets.List(traitlets.List(traitlets.Unicode())).tag(sync=True)
     frame = traitlets.Unicode().tag(sync=True)
-    focus = traitlets.Bool(True).tag(sync=True)
+    focused = traitlets.Bool().tag(sync=True)
     """Whether the frame takes the focus at once; otherwise with a click into it."""
     wanted = traitlets.List(traitlets.Unicode()).tag(sync=True)
 
     def __init__(
-        self, actions: Mapping[str, Callable[[], object]], frame: str, legend: Mapping[str, str], focus: bool
+        self, actions: Mapping[str, Callable[[], object]], frame: str, legend: Mapping[str, str], focused: bool
     ) -> None:
         keys = [list(pair) for pair in legend.items()]
-        super().__init__(wanted=list(actions), frame=frame, legend=keys, focus=focus)
+        super().__init__(wanted=list(actions), frame=frame, legend=keys, focused=focused)
         self._actions = dict(actions)
         self.on_msg(self._receive)
 
@@ -95,8 +95,8 @@ class Lecture:
         if language:
             use(language)
         self._order, self._only = (only,) if only else (HEALTHY, *SCENARIOS), bool(only)
-        look = {"grouped": True} if only else {"scale": 1.5}
-        self.panel = Panel(recording=recording(self._order[0]), runs=runs, **look)
+        scale = 1.0 if only else 1.5
+        self.panel = Panel(recording=recording(self._order[0]), runs=runs, scale=scale, grouped=bool(only))
         self.panel.timeline.speed.value = FIRST_SPEED if only else SPEED
         self.name, self.healed = self._order[0], False
         self._says, self._heal = parts.words("says"), parts.words("heal")
@@ -161,8 +161,8 @@ class Lecture:
         return () if self.name == HEALTHY else scenario(self.name).heals
 
     def _show_heading(self) -> None:
-        said = "first" if self._only else self.name
-        self._says.value = html.fill("announced", text(f"lecture.says.{said}"))
+        first = "first-healed" if self.healed else "first"
+        self._says.value = html.fill("announced", text(f"lecture.says.{first if self._only else self.name}"))
         self._heal.value = html.fill("healing", *self._heal_in_words())
         for key, button in {**self._buttons, **self._sides}.items():
             chosen = key in (self.name, self.healed)  # marked by weight too, not by colour alone
@@ -185,7 +185,8 @@ class Lecture:
         heading = parts.box("heading", [self._says, *self._sides.values(), *([] if self._only else [self._live])])
         style = ipywidgets.HTML(f"<style>{_STYLE.read_text(encoding='utf-8')}</style>", layout={"display": "none"})
         children = [style, *order, heading, self._heal, self.panel.widget, self._make_keyboard()]
-        return ipywidgets.VBox(children).add_class(FRAME)
+        widget = ipywidgets.VBox(children).add_class(FRAME)
+        return widget.add_class("grpo-lab-first") if self._only else widget
 
     def _make_keyboard(self) -> Keyboard:
         actions: dict[str, Callable[[], object]] = {}

@@ -21,6 +21,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from grpo_lab import messages
@@ -98,7 +99,8 @@ SPLIT = 0.66
 class LiveFigure:
     """One Agg figure without pyplot, to be drawn by one thread at a time.
 
-    `scale` enlarges everything, letters too, for a lecture. The chain of a `grouped` one has four rows.
+    `scale` enlarges everything, letters too, for a lecture. A `grouped` one is for
+    beginners: a chain of four rows, and no units.
     """
 
     def __init__(self, scale: float = 1.0, grouped: bool = False) -> None:
@@ -156,7 +158,7 @@ class LiveFigure:
         if key != self._key:
             self._draw_background(screen, kept, steps, scales, moves)
             self._key = key
-        moves["strip"] = strip.points(self._axes["strip"], screen, steps, cells, self._grouped)
+        moves["strip"] = strip.points(self._axes["strip"], screen, steps, cells)
         for name, found in moves.items():
             for gid, (x, y) in found.items():
                 self._lines[name][gid].set_data(x, y)
@@ -178,7 +180,7 @@ class LiveFigure:
         (left, right), tall = CURVES_AT, CURVES_HIGH - extra
         self._axes = curves.panels(figure, top=0.36 + extra, tall=tall, left=left, right=right)
         for name, axes in self._axes.items():
-            curves.draw(axes, name, {"": screen, **kept}, steps, screen, scales[name], say)
+            curves.draw(axes, name, {"": screen, **kept}, steps, screen, scales[name], say, units=not self._grouped)
         left, right = CHAIN_AT
         axes = self._axes["strip"] = figure.add_axes((left, 0.5 / HIGH, right - left, CHAIN_HIGH / HIGH))
         strip.draw(axes, screen, steps, say=say, grouped=self._grouped)
@@ -206,15 +208,15 @@ def thumbnail(screen: Screen) -> tuple[bytes, bytes]:
     figure = Figure((3.4, 2.4), dpi=DPI, facecolor="white")
     canvas = Canvas(figure)
     with DRAWING:
-        for name, axes in curves.panels(figure, top=0.22, tall=2.1, left=0.13, right=0.99).items():
+        for name, axes in curves.panels(figure, top=0.22, tall=2.0, left=0.12, right=0.98).items():
             rows = curves.rows_of(name, screen)
             scale = scale_of(name, curves.numbers(name, rows, None, [screen]))
             curves.set_scale(axes, scale)
             for gid, (x, y) in curves.points(name, rows, scale, screen, more=False).items():
-                axes.plot(x, y, **({"ls": "none", "marker": "x"} if gid.startswith("cross") else {}), color=style.BLUE)
+                axes.plot(x, y, "x" if gid.startswith("cross") else ".-", color=style.BLUE, ms=4, lw=1.2)
             axes.set_title(say(METRICS[name].label), fontsize=8, loc="left", pad=3, fontfamily=_fonts())
             axes.tick_params(labelsize=6.5, length=2, pad=1)
-            axes.locator_params(axis="x", nbins=4)
+            axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         canvas.draw()
         pixels = np.asarray(canvas.buffer_rgba())
     return png(pixels), png(pixels, dark=True)

@@ -507,7 +507,7 @@ class Panel:
     def _picture(self) -> str:
         screens = self.screens()
         pixels = np.asarray(LiveFigure(grouped=self._grouped).draw(*screens))
-        return html.figure((png(pixels), png(pixels, dark=True)), screens[0])
+        return html.figure((png(pixels), png(pixels, dark=True)), describe(screens[0]))
 
     def _show(self) -> None:
         self._place.show(self._repr_mimebundle_(), self._picture() if self.session and not self.running else "")
