@@ -94,13 +94,11 @@ class Lecture:
     def __init__(self, runs: str | Path = "runs/lecture", language: str | None = None, only: str = "") -> None:
         if language:
             use(language)
-        self._order, self._only = (only,) if only else (HEALTHY, *SCENARIOS), bool(only)
-        scale = 1.0 if only else 1.5
-        self.panel = Panel(recording=recording(self._order[0]), runs=runs, scale=scale, grouped=bool(only))
+        self.name, self.healed, self._only = only or HEALTHY, False, bool(only)
+        self.panel = Panel(recording=recording(self.name), runs=runs, scale=1.0 if only else 1.5, grouped=bool(only))
         self.panel.timeline.speed.value = FIRST_SPEED if only else SPEED
-        self.name, self.healed = self._order[0], False
         self._says, self._heal = parts.words("says"), parts.words("heal")
-        self._buttons = {name: self._scenario_button(number, name) for number, name in enumerate(self._order)}
+        self._buttons = {name: self._scenario_button(number, name) for number, name in enumerate((HEALTHY, *SCENARIOS))}
         self._sides = {
             healed: _button(f"side-{side}", text(f"lecture.{words}"), partial(self.compare, healed))
             for healed, side, words in ((False, "a", "as_it_happens"), (True, "b", "healed"))
@@ -108,11 +106,11 @@ class Lecture:
         self._live = ipywidgets.ToggleButton(description=text("lecture.live"), layout={"width": "auto"})
         self._live.add_class("grpo-lab-live").observe(lambda change: self._show_controls(change["new"]), "value")
         self.widget = self._laid_out()
-        self.show(0)
+        self._present(self.name, healed=False)
 
     def show(self, number: int) -> None:
         """Show a failure as it happens, by its place in the order; 0 is the healthy run."""
-        self._present(self._order[number], healed=False)
+        self._present((HEALTHY, *SCENARIOS)[number], healed=False)
 
     def compare(self, healed: bool) -> None:
         """Show the same failure as it happens, or healed and drawn over that."""
@@ -180,11 +178,10 @@ class Lecture:
         return said, spoken(heal.why)
 
     def _laid_out(self) -> ipywidgets.VBox:
-        first, *others = self._buttons.values()
-        order = [] if self._only else [parts.box("order", [*others, first])]
-        heading = parts.box("heading", [self._says, *self._sides.values(), *([] if self._only else [self._live])])
+        order = parts.box("order", [*list(self._buttons.values())[1:], self._buttons[HEALTHY]])
+        heading = parts.box("heading", [self._says, *self._sides.values(), self._live])
         style = ipywidgets.HTML(f"<style>{_STYLE.read_text(encoding='utf-8')}</style>", layout={"display": "none"})
-        children = [style, *order, heading, self._heal, self.panel.widget, self._make_keyboard()]
+        children = [style, order, heading, self._heal, self.panel.widget, self._make_keyboard()]
         widget = ipywidgets.VBox(children).add_class(FRAME)
         return widget.add_class("grpo-lab-first") if self._only else widget
 

@@ -219,7 +219,7 @@ class Panel:
         grouped: bool = False,
         break_shown: bool = True,
     ) -> None:
-        self._grouped, self._break_shown = grouped, break_shown
+        self._break_shown = break_shown
         self._recorded = recorded = Session.open(recordings.find(recording)) if recording is not None else None
         base = recorded.config if recorded and what is None and preset is None else what
         self.config = self._made = config_of(base, preset, guards).with_(*overrides)
@@ -233,10 +233,10 @@ class Panel:
         self._pace = pace
         self._paused, self._note, self._words_at = False, "", float("-inf")
         self._kept: dict[str, Screen] = {}
-        self.figure, self.frames = LiveFigure(scale, grouped), RenderThread(self._render)
-        first = (
-            self.figure.halves(self._seen(fold(recorded.events if recorded else ()))) if self._watched else (b"", b"")
-        )
+        self._make_figure = partial(LiveFigure, grouped=grouped)
+        self.figure, self.frames = self._make_figure(scale), RenderThread(self._render)
+        begun = self._seen(fold(recorded.events if recorded else ()))
+        first = self.figure.halves(begun) if self._watched else (b"", b"")
         self._controls = Controls(self._call, controls, guards_shown, self.figure.sizes, first, pace)
         self.widget, self.timeline = self._controls.widget, self._controls.timeline
         self._controls.browser.observe(lambda change: self._set_dark(change["new"]), "dark")
@@ -409,9 +409,7 @@ class Panel:
         """
         if self.session is None:
             raise RunError(text("panel.nothing_to_keep"))
-        path = exports.zipped(
-            self.session.directory, LiveFigure(grouped=self._grouped).png(*self.screens()), self._runs
-        )
+        path = exports.zipped(self.session.directory, self._make_figure().png(*self.screens()), self._runs)
         self.tell(text("panel.exported", path=path))
         return path
 
@@ -506,7 +504,7 @@ class Panel:
 
     def _picture(self) -> str:
         screens = self.screens()
-        pixels = np.asarray(LiveFigure(grouped=self._grouped).draw(*screens))
+        pixels = np.asarray(self._make_figure().draw(*screens))
         return html.figure((png(pixels), png(pixels, dark=True)), describe(screens[0]))
 
     def _show(self) -> None:
