@@ -217,6 +217,7 @@ def thumbnail(screen: Screen) -> tuple[bytes, bytes]:
             axes.set_title(say(METRICS[name].label), fontsize=8, loc="left", pad=3, fontfamily=_fonts())
             axes.tick_params(labelsize=6.5, length=2, pad=1)
             axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+            axes.set_xlim(-0.5, strip.span([screen])[1] - 0.5)
         canvas.draw()
         pixels = np.asarray(canvas.buffer_rgba())
     return png(pixels), png(pixels, dark=True)
