@@ -41,7 +41,7 @@ def test_learners_work_in_a_copy(open_labs, tmp_path):
     (told,), code, *_ = open_labs("--no-browser")
     assert not code
     work = tmp_path / "work"
-    assert told == [f"--ServerApp.root_dir={work}", "--no-browser"]
+    assert told == [f"--ServerApp.root_dir={work}", "--LabApp.default_url=/lab/tree/00_start.ipynb", "--no-browser"]
     assert {path.name for path in work.iterdir()} == {"00_start.ipynb", "lecture.ipynb", "README.md"}
     assert os.environ["JUPYTER_PATH"].split(os.pathsep) == [str(data_directory() / "jupyter"), "/of/the/user"]
 

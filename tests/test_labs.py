@@ -340,3 +340,80 @@ def test_the_export_holds_answers_and_runs_with_a_figure_and_is_named_in_a_sente
     assert {"answers/sample/double.py", "runs/sample/a/events.jsonl"} <= {*names}
     assert len(names) == len({*names}) and not any("other" in name for name in names)
     assert pretty(path) == f"Written to {path}" and Path(path).exists()
+
+
+@pytest.fixture
+def by_clicks(monkeypatch, lab):
+    """Runs an exercise's cell before a learner's eyes; returns the widget with which it asks, or None."""
+    monkeypatch.setattr("grpo_lab.ui.notebook.lab.headless", lambda: False)
+    shown = []
+    monkeypatch.setattr("grpo_lab.ui.notebook.lab._display", shown.append)
+
+    def run(of, exercise, cell):
+        shown.clear()
+        with pytest.raises(Unanswered, match="choose above and press the button"):
+            of.exercise(exercise, cell)
+        (form,) = shown
+        return form
+
+    return run
+
+
+def part(widget, css):
+    """The widgets of this CSS class within a widget."""
+    own = [widget] if f"grpo-lab-{css}" in getattr(widget, "_dom_classes", ()) else []
+    return [*own, *(each for child in getattr(widget, "children", ()) for each in part(child, css))]
+
+
+def of_kind(widget, kind):
+    own = [widget] if type(widget).__name__ == kind else []
+    return [*own, *(each for child in getattr(widget, "children", ()) for each in of_kind(child, kind))]
+
+
+STUB_OF_GUESS = GUESS.replace("'b'", "...  # your answer")
+
+
+def test_a_prediction_is_chosen_by_radio_buttons_and_written_into_its_cell(lab, by_clicks, capsys):
+    form = by_clicks(lab, "guess", STUB_OF_GUESS)
+    (radio,), (button,), (cell,) = (of_kind(form, kind) for kind in ("RadioButtons", "Button", "CellText"))
+    assert "What happens?" in part(form, "asked")[0].value
+    assert [value for _, value in radio.options] == ["a", "b"] and radio.value is None
+    assert button.disabled, "nothing is locked in before a choice"
+    radio.value = "b"
+    assert not button.disabled and not (lab.answers / "locked.json").exists(), "a choice can be changed"
+    button.click()
+    assert json.loads((lab.answers / "locked.json").read_text()) == {"guess": {"answer": "b"}}
+    assert cell.source == "%%exercise guess\n" + GUESS.replace("'b'", '"b"') and cell.source.startswith(cell.begins)
+    assert 'answer = "b"' in cell.otherwise, "where the page cannot write into the cell, the learner copies the line"
+    assert "Locked in" in part(form, "reply")[0].value and radio.disabled and button.disabled
+    Session(preset("smoke"), lab.runs / "later").run()
+    lab.show_verdicts()
+    assert "You predicted b, and it was a." in capsys.readouterr().out
+    lab.exercise("guess", cell.source.partition("\n")[2])  # as a grader runs the cell of the saved notebook
+
+
+def test_a_prediction_without_options_in_its_cell_is_typed(lab, monkeypatch):
+    monkeypatch.setattr("grpo_lab.ui.notebook.lab.headless", lambda: False)
+    with pytest.raises(Unanswered, match="waits for your answer in line 2"):
+        lab.exercise("guess", "answer = ...  # your answer")
+
+
+@pytest.mark.slow
+def test_mystery_runs_are_named_in_a_gallery(by_clicks, lab):
+    """`lab` is in a folder of its own; the first list begins the second."""
+    mysteries = Lab("08_mystery_runs")
+    form = by_clicks(mysteries, "by_hand", "answer = ...  # your answer")
+    menus, (button,) = of_kind(form, "Dropdown")[:8], part(form, "give")
+    assert len(part(form, "card")) == 8 and all("<img" in of_kind(card, "HTML")[0].value for card in part(form, "card"))
+    for menu in menus:
+        assert button.disabled
+        menu.value = "healthy"
+    button.click()
+    (cell,) = of_kind(form, "CellText")
+    assert mysteries.answer("by_hand").answer == dict.fromkeys(range(1, 9), "healthy")
+    assert '    8: "healthy",\n}' in cell.source
+    form = by_clicks(mysteries, "verdicts", "answer = ...  # your answer")
+    menus, (button,) = of_kind(form, "Dropdown")[:8], part(form, "give")
+    assert {menu.value for menu in menus} == {"healthy"} and not button.disabled
+    button.click()
+    assert "1 of 8 right" in part(form, "reply")[0].value and not button.disabled

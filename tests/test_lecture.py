@@ -14,6 +14,7 @@ from grpo_lab.messages import VARIABLE
 from grpo_lab.runs import recordings
 from grpo_lab.runs.outcome import Learned, outcome
 from grpo_lab.runs.session import Session
+from grpo_lab.ui.plots.strip import GROUPS
 from grpo_lab.ui.widgets.lecture import HEALTHY, KEYS, SCENARIOS, SPEED, Keyboard, Lecture, recording, training
 
 
@@ -162,3 +163,19 @@ def test_space_plays_and_pauses_and_arrows_go_by_steps(lecture):
     assert timeline.position == 0
     press(lecture, " ", "r")
     assert lecture.name == HEALTHY
+
+
+def test_the_first_screen_of_a_learner_has_one_failure_and_four_links(tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo_lab.ui.notebook_mode.headless", lambda: False)
+    first = Lecture(tmp_path, only="verl-nan-logprob")
+    assert not first.widget.children[-1].focused, "Shift + Enter goes on to the next cell"
+    assert set("ab AB").issuperset(key for key in first.widget.children[-1].wanted if len(key) == 1)
+    figure = first.panel.figure
+    figure.draw(*first.panel.screens())
+    axes = figure._axes
+    assert [label.get_text() for label in axes["strip"].get_yticklabels()][:-1] == list(GROUPS)
+    assert "nats" not in axes["kl"].get_title(loc="left")
+    first.compare(True)
+    assert first.healed and "learns to the end" in first._says.value
+    first.panel.timeline.move(60)
+    assert first.panel.timeline.screen().status == "done, learned"

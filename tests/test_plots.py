@@ -1,5 +1,6 @@
 """Figures of any events, however odd, are drawn without a warning and hold the marks that tell the story."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, findSystemFonts, get_font
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from grpo_lab.analysis.run_state import CURVES, describe, fold
@@ -295,3 +297,22 @@ def test_a_chinese_font_is_one_that_has_the_letters(monkeypatch, fonts):
     assert bool(found) == any("CJK" in path for path in files)
     if found:
         assert all(get_font(findfont(found)).get_char_index(ord(letter)) for letter in "梯度爆炸，比率")
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_group_shows_the_first_break_of_each_of_its_links(link):
+    """Four rows hide no break: its frame is around the group, and the group is broken."""
+    screen = fold([START, stepped(0, broken=["loss"]), DONE])
+    assert screen.first_break
+    row = {**dict.fromkeys(LINKS, "healthy"), link: "broken"}
+    broken = dataclasses.replace(screen.first_break, link=link, step=3)
+    screen = dataclasses.replace(screen, first_break=broken, statuses={n: {} for n in range(3)} | {3: row})
+    axes = style.new_figure(4).add_subplot()
+    strip.draw(axes, screen, (0, 8), grouped=True)
+    (frame,) = [each for each in axes.patches if isinstance(each, Rectangle) and each.get_gid() == "first break"]
+    rows = [n for n, name in enumerate(LINKS) if frame.get_y() < n < frame.get_y() + frame.get_height()]
+    assert link in [list(LINKS)[n] for n in rows]
+    cells, _ = strip.grid(screen, 0, 8, grouped=True)
+    inside = cells[rows[0] : rows[-1] + 1, 3]
+    assert (inside == list(STATUSES).index("broken")).all()
+    assert (cells[:, 3] == list(STATUSES).index("broken")).sum() == frame.get_height()

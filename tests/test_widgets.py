@@ -524,6 +524,15 @@ def test_only_what_a_lab_asks_for_is_shown(panel):
         find(one, "set-epsilon")
 
 
+def test_a_panel_for_a_mystery_names_no_first_break(panel, seen):
+    """Before: the badge and the frame in the strip gave the answer of lab 8 away."""
+    named, unnamed = (panel(recording="mystery-4", break_shown=shown) for shown in (True, False))
+    assert "First break: old logprobs" in words(named)
+    assert "logprobs" not in words(unnamed) and "crashed" in words(unnamed)
+    assert "logprobs" not in unnamed._controls.browser.alt
+    assert bytes(find(named, "chain").value) != bytes(find(unnamed, "chain").value)
+
+
 def test_a_guard_switched_on_says_why_without_a_pointer(panel):
     """The reason was a tooltip alone."""
     one = panel()

@@ -14,7 +14,7 @@ from grpo_lab.messages import ENGLISH
 from grpo_lab.paths import data_directory, is_installed, labs_directory, own_directory
 from grpo_lab.ui import console
 
-LECTURE = "lecture"
+LECTURE, FIRST = "lecture", "00_start.ipynb"
 
 labs_app = sub("labs", "The notebooks of the course.", no_args_is_help=True)
 
@@ -121,11 +121,12 @@ def nbgrader(
 
 @labs_app.command("open", example="labs open --no-browser")
 def open_labs(browser: Browser = True, language: Language = None) -> None:
-    """Open the labs, and your own in GRPO_LAB_DATA, in JupyterLab: copies in work/; those there are kept."""
+    """Open lab 0 in JupyterLab, beside all others and your own in GRPO_LAB_DATA: copies in work/, which are kept."""
     here = _copied(labs_folder(), spoken(language))
     if own := own_directory():
         _copy_own(own / "labs", here, spoken(language))
-    start([f"--ServerApp.root_dir={here.resolve()}", *([] if browser else ["--no-browser"])])
+    first = [f"--LabApp.default_url=/lab/tree/{FIRST}"] if (here / FIRST).is_file() else []
+    start([f"--ServerApp.root_dir={here.resolve()}", *first, *([] if browser else ["--no-browser"])])
 
 
 @labs_app.command(example="labs progress")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab.config import user_code
-from grpo_lab.course.exercises import Function, Values
+from grpo_lab.course.exercises import Function, Naming, Prediction, Values
 from grpo_lab.errors import GrpoLabError, NotYet, Sentence, Unanswered
 
 MAGIC = "exercise"
@@ -22,6 +22,8 @@ MAGIC = "exercise"
 STUB = "...  # your answer"
 """The line of a learner's cell that the answer replaces."""
 _STUB = re.compile(r"^[^#\n]*\.\.\.[ \t]*#[ \t]*your answer", re.MULTILINE)
+_OPTION = re.compile(r"^#\s+(\w)\s\s+(.+)$", re.MULTILINE)
+"""An option in the comments of an exercise's cell: `#   b  It shrinks.`"""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_DEPTH, MAX_LENGTH, MAX_TEXT, MAX_ELEMENTS, MAX_BITS = 6, 1_000, 20_000, 1_000_000, 1_023
 """Limits of plain data: nesting, items of one collection, characters, elements of a tensor, and bits of a whole number,
@@ -81,6 +83,16 @@ def stub_line(source: str) -> int | None:
     """
     found = _STUB.search(source)
     return source.count("\n", 0, found.start()) + 1 if found else None
+
+
+def options(cell: str) -> dict[str, str]:
+    """The options in the comments of an exercise's cell, by their letters."""
+    return dict(_OPTION.findall(cell))
+
+
+def by_clicks(check: Function | Values, cell: str) -> bool:
+    """Whether a notebook asks the exercise of this cell by radio buttons or menus."""
+    return isinstance(check, Naming) or (isinstance(check, Prediction) and bool(options(cell)))
 
 
 def calls(check: Function, module: ModuleType, inputs: Sequence[Mapping[str, Any]]) -> list[Given]:

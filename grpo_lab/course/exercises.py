@@ -103,6 +103,18 @@ class Prediction(Values):
     """The number of runs after which it is known."""
 
 
+@dataclass(frozen=True)
+class Naming(Values):
+    """A check of a dictionary that gives each of several recorded runs, by its number from 1, one of the names.
+
+    A notebook shows their curves and menus, which begin with the answer to an earlier exercise.
+    """
+
+    runs: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    earlier: str = ""
+
+
 Check = Function | Values
 KINDS = ("prediction", "code", "configuration", "choice", "text")
 

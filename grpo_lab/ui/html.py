@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from grpo_lab.analysis.run_state import CURVES, Screen, break_words, by_design, describe, shown, status_words, tone
+from grpo_lab.analysis.run_state import CURVES, Screen, break_words, by_design, shown, status_words, tone
 from grpo_lab.messages import spoken, text
 from grpo_lab.metrics import LINKS, METRICS, of_run
 
@@ -125,11 +125,9 @@ def numbers(screen: Screen) -> str:
     )
 
 
-def figure(pngs: Iterable[bytes], screen: Screen) -> str:
+def figure(pngs: Iterable[bytes], words: str, macro: str = "figure") -> str:
     """An ordinary figure with alternative text, visible where widgets are not; one PNG for light and one for dark."""
-    return fill(
-        "figure", describe(screen), *(f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pngs)
-    )
+    return fill(macro, words, *(f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pngs))
 
 
 def _whole(words: str) -> str:

@@ -9,15 +9,14 @@
 # %% [markdown]
 # # Lab 0. Start here
 #
-# In this course you train a language model with GRPO many times. Most of these runs go wrong: you make a run explode,
-# find the cause, and stop it. The model is tiny (0.8 million weights; it learns to add two numbers), so a run takes
-# seconds on a laptop. You need no GPU and no network. One panel shows everything; this lab introduces it.
+# A language model learns to add two numbers, and its training dies. In this course you see many runs die, find out why,
+# and save them. The model is tiny, so a run takes seconds on a laptop, without GPU or network.
 #
-# To run a cell, click into it and press Shift + Enter. Then run the next one. Begin with this cell:
+# Click into the cell below and press Shift + Enter. That runs the cell.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 25 minutes.** Panel and curves 6 · reading 4 · live run and first explosion 5 · first function 3 · one value 3 ·
-# the saved run 4. Every learner should have pressed Start and Stop once, and saved one run, before lab 1; the rest can be
+# **Plan, 25 minutes.** The first screen 3 · reading 5 · live run and first explosion 6 · first function 3 · one value 3 ·
+# the saved run 5. Every learner should have pressed Start and Stop once, and saved one run, before lab 1; the rest can be
 # homework.
 #
 # **Say.** "You cannot break anything here. Every run keeps its folder, Reset gives you a healthy model, and a crash
@@ -28,54 +27,46 @@
 
 # %%
 import grpo_lab as gl
+from grpo_lab.ui.widgets import Lecture
 
 lab = gl.Lab("00_start")
-panel = lab.panel(recording="lecture-bad-batch")
-panel
+Lecture(only="verl-nan-logprob")
 
 # %% [markdown]
-# ## 1. The panel in three minutes
+# ## 1. A run dies, and one is saved
 #
-# The panel shows a recorded run of sixty steps. From top to bottom:
+# **A** is the run as it happened. For six steps the reward rises: more and more answers are the right sum. In the next
+# step one number is the logarithm of 0. One step later no weight of the model is a number any more, and the run crashes.
 #
-# - **Buttons.** Start, Pause, Step, Stop, Reset. Reset empties the plot and restores the settings that the panel began
-#   with; the next run starts from a healthy model. Reset deletes nothing. The menu *pace* slows a live run down, so that
-#   you can act while it goes on.
-# - **Status.** One word (healthy, spiking, skipping, poisoned, crashed, done), what a run that is done has learned, the
-#   step, and the first broken link, if there is one.
-# - **Curves.** One point per step; the table below explains each curve. The axis of the norm is logarithmic.
-#   A dashed line with a name marks a guard that acted.
-# - **Chain.** A strip of cells beside the curves (below them on a narrow page). Rows are the links of one step, from
-#   sampling to the weights; columns are steps. Green is healthy, yellow is a warning, red is broken. A frame marks the
-#   first break.
-# - **Slider "steps shown"**, and Play: go back to any step. The completions below the slider belong to that step.
-# - **Tabs.** *Settings*: sliders, each with a number box. *Guards*: one switch per guard, with its cost and the
-#   symptoms that it hides. *Scenario*: choose a scenario to run. *Runs*: open another run, keep one for comparison, or
-#   show the curves as a *Table*.
+# Press **B**. It has the same model, the same seed and the same batches, and one thing is repaired; the line above the
+# curves says which, and why. It runs to the end, and the reward goes on rising. **A** goes back; after a click into the
+# picture the keys below it work too.
 #
-# | curve | healthy here | meaning |
-# |---|---|---|
-# | gradient norm | below 10 | length of the whole gradient, *before* clipping |
-# | KL | below 1, in nats per token | distance of the policy from the model it started as |
-# | reward | rises, with noise | share of completions that are the right sum |
-# | largest ratio | below 5 | how many times as likely a token is now as when it was sampled: the largest of all tokens; 1 before the first update |
-#
-# `METRICS` holds such a description for every metric in the record of a run:
-
-# %%
-from grpo_lab.metrics import METRICS, meaning
-
-for name in ("reward", "grad_norm", "kl", "ratio/max", "entropy", "completions/mean_length", "weights/nonfinite"):
-    metric = METRICS[name]
-    print(f"{name:26} {metric.low:5g} … {metric.high:<5g} {metric.unit:7} {meaning(name)}")
+# The coloured strip is the *chain*: the rows are the parts of a training step, and the columns are steps. Green is
+# healthy, yellow is a warning, red is broken, and a frame marks the first break. These are the questions of every lab:
+# **which number broke first, why, what stops it, and does the model then learn?**
 
 # %% [markdown]
 # ## 2. Read a run
 #
-# Move the slider of the panel above through all steps and read off three values. Exact numbers are in the tab *Runs*,
-# under *Table*. An exercise is a cell that begins with `%%exercise`. Replace the dots with your answer and run the
-# cell. The cell marks each part as right or wrong and explains every mistake. Three hints are below it; the last hint
-# nearly gives the answer. You may try as often as you like.
+# This recorded run of sixty steps does not crash. Move the slider below the curves to go back to any step. The answers
+# of the model to the right of the tabs belong to that step.
+
+# %%
+panel = lab.panel(recording="lecture-bad-batch", controls=("learning_rate",), guards_shown=(), grouped=True)
+panel
+
+# %% [markdown]
+# | curve | healthy here | meaning |
+# |---|---|---|
+# | gradient norm | below 10 | length of the whole gradient, *before* clipping; the axis is logarithmic |
+# | KL | below 1 | distance of the model from the model it started as |
+# | reward | rises, with noise | share of answers that are the right sum |
+# | largest ratio | below 5 | largest factor by which a token has become more probable since it was sampled |
+#
+# An exercise is a cell that begins with `%%exercise`. Replace the dots with your answer and run the cell. It marks each
+# part as right or wrong and explains every mistake. Three hints are below it; the last one nearly gives the answer. You
+# may try as often as you like. Exact numbers are in the tab *Runs*, under *Table*.
 
 # %%
 # %%exercise reading
@@ -97,27 +88,33 @@ panel.session.records[["step", "grad_norm", "kl", "reward", "ratio/max"]]
 # %% [markdown]
 # ## 3. A healthy run, live
 #
-# The next cell shows a new panel, presses Start for you, and waits for the end. (You can also use the buttons yourself.)
-# Training runs in another process, so this notebook stays usable even if the run crashes.
+# The next cell shows a new panel, presses Start for you, and waits for the end. Training runs in another process, so
+# this notebook stays usable even if the run crashes.
 
 # %%
 live = lab.panel(
     preset="plain",
     overrides=("data.num_prompts=8", "run.num_steps=20"),
-    controls=("learning_rate", "beta"),
+    controls=("learning_rate",),
     guards_shown=("clip_gradients",),
+    grouped=True,
 )
 healthy = await live.run()
 
 # %% [markdown]
 # The norm stays between 1 and 5, the KL rises slowly and stays below 1, the largest ratio is 1, and the whole strip is
-# healthy. The reward rises with much noise: each point is the mean of 64 completions. The panel has no curve for the
-# loss. In GRPO the loss hovers around 0 even in a run that learns, so it tells you almost nothing.
+# healthy. The reward rises with much noise: each point is the mean of 64 answers. The panel has no curve for the loss.
+# In GRPO the loss hovers around 0 even in a run that learns, so it tells you almost nothing.
+#
+# Now use the buttons yourself. Press **Start**, then **Pause**, then **Step** a few times: the strip fills column by
+# column. **Stop** ends the run after its current step. **Reset** empties the plot and restores the settings; the next run
+# starts from a healthy model, and nothing is deleted.
 
 # %% [markdown]
 # ## 4. A first explosion
 #
-# The second kind of exercise is a prediction. You make it *before* the run, and your first answer is kept.
+# The second kind of exercise is a prediction. You make it *before* the run, and your first answer is kept. Run the next
+# cell, whose code is folded. Then choose, and press the button.
 
 # %%
 # %%exercise guess
@@ -132,16 +129,22 @@ answer = "b"
 
 # %%
 too_fast = ("run.num_steps=12", "data.num_prompts=4", "loss.num_iterations=4", "optimizer.learning_rate=0.02")
-explosion = lab.panel(preset="original", overrides=too_fast, controls=("learning_rate",), guards_shown=("clamp_kl",))
+first = {"controls": ("learning_rate",), "guards_shown": ("clamp_kl",), "grouped": True}
+explosion = lab.panel(preset="original", overrides=too_fast, **first)
 exploded = await explosion.run()
 
 # %% [markdown]
-# On our machine the norm is 70,000 in the first step and the KL is above 10,000. From the second step on, almost no
-# answer is right. Yet the run reaches its end and every weight is finite: look at the completions of the last step. In
-# lab 2 the same loss explodes at a rate at which a right loss learns, and you find the token that caused it. In lab 3 the
-# same cause crashes the run.
+# <details><summary>Our measurement: open it after your run</summary>
 #
-# Now press **Reset**, switch `clamp_kl` on, and press **Start**. Is the norm lower? Is the reward better?
+# On our machine the norm is 70,000 in the first step and the KL is above 10,000. From the second step on, almost no
+# answer is right. Yet the run reaches its end and every weight is finite: look at the answers of the last step. In lab 2
+# the same loss explodes at a rate at which a right loss learns, and you find the token that caused it. In lab 3 the same
+# cause crashes the run.
+#
+# </details>
+#
+# A *guard* checks or limits one number of each step. The tab *Guards* has a switch for it, with its cost. Press
+# **Reset**, switch `clamp_kl` on, and press **Start**. Is the norm lower? Is the reward better?
 
 # %% [markdown] tags=["instructor"]
 # **Ask.** "The guard made the largest norm more than ten times smaller. Who would ship the model?" The reward is 0 either way. This
@@ -212,13 +215,18 @@ rescue = lab.panel(
     controls=("learning_rate",),
     guards_shown=("sanitize_rewards",),
     pace=2,
+    grouped=True,
 )
 doomed = await rescue.run()
 
 # %% [markdown]
+# <details><summary>What happened: open it after your run</summary>
+#
 # One NaN among 128 rewards made the advantages of its group NaN, then the gradient, then every weight. In the next step
 # sampling crashed. The two diamonds of a run that ends well show its *held-out reward*, on 200 sums that it never
 # trains on, before and after; this run has only the first.
+#
+# </details>
 #
 # Now it is your turn. The next cell keeps this run in the plot and starts another with the same seed, at two steps a
 # second. **While it runs, and before step 20, switch `sanitize_rewards` on in the tab *Guards* of the panel.** Then
@@ -263,43 +271,22 @@ held_out = 0.645
 # **Show.** Let the class call out the moment for the switch. Then do it too late, during step 20: the update has made
 # every weight NaN, and the next sampling crashes before the guard can act. **Say.** "A guard protects the next update. It
 # brings no weight back."
-
-# %% [markdown]
-# ## 8. Try other settings
 #
-# 1. Press Start and move the learning rate during the run: the plot marks the moment.
-# 2. Press Pause, then Step a few times. The strip fills column by column.
-# 3. Press Start and then Stop immediately. The run finishes its current step and ends.
-
-# %%
-live.clear()
-live.set("optimizer.learning_rate=3e-4", "loss.beta=1.0")
-await live.run()
-
-# %% [markdown]
-# (A beta of 1 ties the policy to its starting point. On our machine the KL ends a third lower, and the reward is lower
-# too.)
-
-# %% [markdown] tags=["instructor"]
 # **Close with** the three questions of the course, on the board: Is it finite? Does it learn? Is it the loss that I
 # meant?
 
 # %% [markdown]
-# ## 9. Ask yourself
+# ## 8. Ask yourself
 
 # %%
 lab.questions()
 
 # %% [markdown]
-# The next cell lists every exercise of the course: passed, attempted or open. You can add such a cell to any lab, or run
-# `grpo-lab labs progress` in a terminal.
+# The next cell lists every exercise of the course: passed, attempted or open. The one below it puts your answers, runs
+# and figures into one file. **Next:** in lab 1 you work GRPO out by hand, with numbers that fit on a page.
 
 # %%
 lab.progress()
 
 # %%
 lab.export()
-
-# %% [markdown]
-# The last cell put your answers, runs and figures into one file. **Next:** in lab 1 you work GRPO out by hand, with
-# numbers that fit on a page.

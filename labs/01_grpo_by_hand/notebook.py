@@ -106,16 +106,15 @@ def flipped(rewards, scorable=None):
 # %% [markdown]
 # ## 3. Two runs: your function, and the same with a wrong sign
 #
-# Next come two runs of 40 steps: one with your `advantages`, one with `flipped`, and all else equal. First predict
-# which curves will distinguish them.
-#
-# - **a** The gradient norm: with `flipped` it explodes.
-# - **b** The loss: with `flipped` it climbs, so the loss curve shows the mistake.
-# - **c** The reward and the KL. Norm and loss stay as small as in a healthy run.
-# - **d** Nothing: AdamW cancels the sign.
+# Next come two runs of 40 steps: one with your `advantages`, one with `flipped`, and all else equal.
 
 # %%
 # %%exercise flipped
+# Which curves will distinguish the two runs?
+#   a  The gradient norm: with `flipped` it explodes.
+#   b  The loss: with `flipped` it climbs, so the loss curve shows the mistake.
+#   c  The reward and the KL. Norm and loss stay as small as in a healthy run.
+#   d  Nothing: AdamW cancels the sign.
 # BEGIN SOLUTION
 answer = "c"
 # END SOLUTION

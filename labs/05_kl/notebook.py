@@ -53,15 +53,14 @@ panel
 #
 # The scenario `kl-hinge` uses this estimator in an otherwise right loss, at a learning rate ten times too high for this
 # model. Besides the logged estimate it measures the **exact** KL(policy ‖ reference), summed over the whole vocabulary.
-# What will you find after 20 steps?
-#
-# - **a** Both are small: the change works, and the policy stays near the reference.
-# - **b** The logged KL is small and the exact one is above 1: the policy has moved away, and the log does not show it.
-# - **c** The logged KL is large and the exact one small: the hinge exaggerates.
-# - **d** Both are above 1: no estimator can correct a learning rate.
 
 # %%
 # %%exercise forecast
+# What will you find after 20 steps?
+#   a  Both are small: the change works, and the policy stays near the reference.
+#   b  The logged KL is small and the exact one is above 1: the policy has moved away, and the log does not show it.
+#   c  The logged KL is large and the exact one small: the hinge exaggerates.
+#   d  Both are above 1: no estimator can correct a learning rate.
 # BEGIN SOLUTION
 answer = "b"
 # END SOLUTION

@@ -48,14 +48,14 @@ panel
 # ```
 #
 # ## 1. Which bug causes KL = 0.000?
-#
-# - **a** All three.
-# - **b** 1 and 3: both throw gradients away.
-# - **c** 2 alone: the optimizer never sees the whole batch.
-# - **d** 3 alone: with the other two, some gradient reaches the optimizer.
 
 # %%
 # %%exercise forecast
+# Which of the three?
+#   a  All three.
+#   b  1 and 3: both throw gradients away.
+#   c  2 alone: the optimizer never sees the whole batch.
+#   d  3 alone: with the other two, some gradient reaches the optimizer.
 # BEGIN SOLUTION
 answer = "d"
 # END SOLUTION

@@ -23,7 +23,7 @@ from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.course import mysteries, pages, trials
 from grpo_lab.course.compare import other_kind, shown
-from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
+from grpo_lab.course.exercises import Case, Finding, Function, Naming, Values, cases_by
 from grpo_lab.course.probes import gradients_left, updates_in_turn, value_and_gradient
 from grpo_lab.course.relations import changed, padded, permuted, reordered, scaled, shifted
 from grpo_lab.errors import Sentence
@@ -35,6 +35,7 @@ TEXTS = pages.case_texts(__file__)
 # Anonymous runs -----------------------------------------------------------------------------------------------------
 
 NAMES = tuple(sorted((*mysteries.CAUSES, *mysteries.DECOYS)))
+RUNS = tuple(map(mysteries.name, mysteries.key()))
 
 
 def by_hand(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
@@ -346,11 +347,11 @@ def denominator(config: Config, seed: int) -> Finding:
 
 _FIELDS = ("logprobs", "old_logprobs", "ref_logprobs")
 CHECKS = {
-    "by_hand": Values(("answer",), by_hand),
+    "by_hand": Naming(("answer",), by_hand, RUNS, NAMES),
     "first_break": Function(
         "first_break", first_break_cases, relations=(begun_earlier, ended_at_the_break, ten_times_as_large)
     ),
-    "verdicts": Values(("answer",), verdicts),
+    "verdicts": Naming(("answer",), verdicts, RUNS, NAMES, earlier="by_hand"),
     "objective": Function(
         "objective",
         objective_cases,

@@ -37,14 +37,9 @@ lab = gl.Lab("08_mystery_runs")
 # ## 1. Eight runs
 #
 # All eight runs train the tiny model that adds numbers. The settings are removed; curves, chain, samples and the end of
-# each run are unchanged. Look at all eight: change the number and run the cell again.
-
-# %%
-number = 1
-lab.panel(recording=f"mystery-{number}", controls=(), guards_shown=())
-
-# %% [markdown]
-# The table shows the same in numbers, one row per run. The last column is the difference in nats between the sampler's
+# each run are unchanged.
+#
+# This table shows them in numbers, one row per run. The last column is the difference in nats between the sampler's
 # and the trainer's log-probability of a token. With a top-p of 0.85 a difference of 0.16 is normal. Not every trainer
 # logs this metric.
 
@@ -80,9 +75,13 @@ pd.DataFrame(rows).T
 # | `lost-unscale` | the code never divides by the loss scale |
 # | `gradient-lost` | the gradient is gone before the optimizer sees it |
 #
-# Work first by eye, without a tool. Your first list is locked in. It may be wrong, and only you see it: the key of
-# these eight runs is public, so the list is for practice. (For a grade you may get eight others. Put their folders
-# beside this notebook, and the cells above show them instead.)
+# Work first by eye, without a tool. The next cell shows the curves of all eight runs, each with a menu for its name. A
+# click on the button above a picture shows that run in the panel below, with its chain and its samples. The panel does
+# not name the first break: that is your task.
+#
+# Your first list is locked in. It may be wrong, and only you see it: the key of these eight runs is public, so the list
+# is for practice. (For a grade you may get eight others. Put their folders beside this notebook, and the cells show them
+# instead.)
 
 # %%
 # %%exercise by_hand

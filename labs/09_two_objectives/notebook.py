@@ -151,15 +151,15 @@ draw(log["both"], "Two objectives, no controller")
 #
 # It is called for H first, and then for F. So the gradient of F replaces the gradient of H. In the scenario
 # `dual-overwrite` the two objectives have little in common: H adds numbers, and F gets letters (`ps+vt=`), and its right
-# answer is an empty one. How does its log look?
-#
-# - **a** No weight moves. Both KLs are 0.000.
-# - **b** H looks dead: no spread in its groups, a loss of 0, and KL 0.000.
-# - **c** H looks alive in every row but one: rewards with spread, a gradient, and KL 0.000.
-# - **d** The KL of H is about as large as that of F, because they share all weights.
+# answer is an empty one.
 
 # %%
 # %%exercise forecast
+# How does its log look?
+#   a  No weight moves. Both KLs are 0.000.
+#   b  H looks dead: no spread in its groups, a loss of 0, and KL 0.000.
+#   c  H looks alive in every row but one: rewards with spread, a gradient, and KL 0.000.
+#   d  The KL of H is about as large as that of F, because they share all weights.
 # BEGIN SOLUTION
 answer = "c"
 # END SOLUTION

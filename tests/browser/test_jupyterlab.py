@@ -279,6 +279,33 @@ lab = gl.Lab("sample")
     questions.get_by_text("Right. So it is, & always.").wait_for()
 
 
+def test_a_prediction_by_radio_buttons_is_in_the_notebook_and_the_first_screen_asks_no_manual(notebook, server):
+    """The cell of lab 0 is folded, and gets the chosen answer; what stopped it is gone from the file that is graded."""
+    nb = notebook(copy=LABS / "00_start" / "00_start.ipynb")
+    cells = json.loads((server.folder / nb.path).read_text())["cells"]
+    ids = [each["id"] for each in cells]
+    first, guess = (
+        next(n for n, each in enumerate(cells) if "Lecture(" in "".join(each["source"])),
+        ids.index("00_start-guess"),
+    )
+    nb.run_cell_to_its_end(first)
+    says(nb, "says", "its run dies")
+    for css in ("start", "set-learning_rate", "healthy", "scenario-1"):
+        expect(nb.find(css)).not_to_be_visible()
+    nb.find("side-b").click()
+    says(nb, "says", "learns to the end")
+    nb.run_cell_to_its_end(guess)
+    expect(nb.output(guess)).to_contain_text("choose above and press the button")
+    nb.find("form").locator("input[type=radio]").nth(2).click()
+    nb.find("give").click()
+    says(nb, "reply", "Locked in: answer = 'c'")
+    expect(nb.output(guess)).not_to_contain_text("choose above and press the button")
+    nb.page.evaluate("jupyterapp.commands.execute('docmanager:save')")  # awaited
+    saved = json.loads((server.folder / nb.path).read_text())["cells"][guess]
+    assert saved["source"][-1] == 'answer = "c"' and saved["metadata"]["jupyter"] == {"source_hidden": True}
+    assert [each["output_type"] for each in saved["outputs"]] == ["display_data"]
+
+
 @pytest.mark.slow
 def test_a_guard_switched_on_during_the_run_saves_it(notebook):
     """Lab 0: the run without a guard crashes; the same run, steered on one screen while its cell waits, is saved."""

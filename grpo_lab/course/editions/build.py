@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.course import known_answers, pages, translation
-from grpo_lab.course.answers import MAGIC
+from grpo_lab.course.answers import MAGIC, by_clicks
 from grpo_lab.course.editions import prose
 from grpo_lab.course.editions.solutions import NOTEBOOK, Malformed, learners, reference, solutions
 from grpo_lab.course.exercises import Exercise, LabPage
@@ -143,7 +143,8 @@ def _cells(source: Sequence[Any], name: str, page: LabPage | None, edition: str,
             identity = page.cell_id(exercise.name)
             yield new_cell("markdown", f"{identity}-task", heading(exercise, language))
             text = learners(cell.source) if edition == LEARNER else reference(cell.source)
-            yield new_cell("code", identity, text, _tags(cell))
+            folded = edition != INSTRUCTOR and by_clicks(exercise.check, text)
+            yield new_cell("code", identity, text, _tags(cell), folded)
             yield new_cell("markdown", f"{identity}-hints", hints(exercise, language))
             continue
         text = with_cover(cell.source, page, language) if number == 0 and page else cell.source
@@ -178,13 +179,13 @@ def stars(difficulty: int) -> str:
     return "★" * difficulty + "☆" * (3 - difficulty)
 
 
-def new_cell(kind: str, identity: str, source: str, tags: Sequence[str] = ()) -> Any:
-    """A cell, code or markdown, with this id."""
+def new_cell(kind: str, identity: str, source: str, tags: Sequence[str] = (), folded: bool = False) -> Any:
+    """A cell, code or markdown, with this id; the code of one that is `folded` or tagged HIDDEN is folded."""
     from nbformat import v4
 
     make = v4.new_code_cell if kind == "code" else v4.new_markdown_cell
-    hidden = {"jupyter": {"source_hidden": True}} if HIDDEN in tags else {}
-    return make(source.strip("\n"), id=identity, metadata={"tags": list(tags), **hidden} if tags else {})
+    hidden = {"jupyter": {"source_hidden": True}} if folded or HIDDEN in tags else {}
+    return make(source.strip("\n"), id=identity, metadata={**({"tags": list(tags)} if tags else {}), **hidden})
 
 
 def _tags(cell: Any) -> list[str]:

@@ -43,7 +43,14 @@ def ipython() -> Any:
 
 def feedback(exercise: Exercise, findings: Sequence[Finding], note: str = "", cell: str = "") -> None:
     """Show the findings about an answer; `cell` is the id of its cell, which finds the model answer."""
-    show(as_text(exercise, findings, note), as_html(exercise, findings, note, model_answer(exercise, cell)))
+    show(as_text(exercise, findings, note), whole(exercise, findings, note, cell))
+
+
+def whole(exercise: Exercise, findings: Sequence[Finding], note: str, cell: str) -> str:
+    """The feedback as HTML; of a prediction, the sentence about it."""
+    if exercise.kind == "prediction":
+        return html.fill("paragraph", note)
+    return as_html(exercise, findings, note, model_answer(exercise, cell))
 
 
 def model_answer(exercise: Exercise, cell: str) -> str:

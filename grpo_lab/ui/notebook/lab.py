@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,10 @@ from grpo_lab.config.schema import Config
 from grpo_lab.course import answers, pages, progress, trials
 from grpo_lab.course.answers import MAGIC
 from grpo_lab.course.evaluate import all_right, check
-from grpo_lab.course.exercises import Exercise, Finding, Function, Question, Values
+from grpo_lab.course.exercises import Exercise, Finding, Function, Naming, Question, Values
 from grpo_lab.course.progress import MARKS, Row
 from grpo_lab.course.registry import lab_page
-from grpo_lab.errors import NotYet, unknown
+from grpo_lab.errors import NotYet, Unanswered, unknown
 from grpo_lab.messages import text
 from grpo_lab.runs.child import warm_child, warm_up
 from grpo_lab.runs.run_folder import new_folder
@@ -66,12 +67,15 @@ class Lab:
                 events.unregister("post_run_cell", hook)
         events.register("post_run_cell", self.show_verdicts)
 
-    def exercise(self, line: str, cell: str) -> None:
-        """The cell magic: save the answer, check it, and show feedback.
+    def exercise(self, line: str, cell: str, tell: Callable[..., None] = feedback_view.feedback) -> None:
+        """The cell magic: save the answer, check it, and show feedback; ask a prediction by radio buttons.
 
         Raises Unanswered for an unfinished cell, NotYet for an answer that is not right.
         """
         exercise = self._exercise(line.strip())
+        if answers.by_clicks(exercise.check, cell) and answers.stub_line(cell) and not headless():
+            self._ask(exercise, cell)
+            raise Unanswered(text("exercise.unanswered", title=exercise.title))
         path = self._path(exercise)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(answers.file_text(exercise.name, cell), encoding="utf-8")
@@ -82,13 +86,32 @@ class Lab:
         if all_right(findings):
             self._earned[exercise.name] = float(exercise.points)
         note = self._predictions.lock(exercise, path) if exercise.kind == "prediction" and all_right(findings) else ""
-        feedback_view.feedback(exercise, findings, note, self.page.cell_id(exercise.name))
+        tell(exercise, findings, note, self.page.cell_id(exercise.name))
         if isinstance(exercise.check, Values) and exercise.check.scoreboard and runs.steps:
             (tried,) = answers.values(exercise.check, answers.load(path)).values()
             (board := self.scoreboard()).add(tried.value, findings, runs)
             feedback_view.show(repr(board), board._repr_html_())
         if not all_right(findings):
+            if isinstance(exercise.check, Naming) and tell is feedback_view.feedback and not headless():
+                self._ask(exercise, cell)
             raise NotYet(_progress(exercise, findings))
+
+    def _ask(self, exercise: Exercise, cell: str) -> None:
+        """Show the radio buttons or menus of an exercise; those of a gallery begin with an earlier answer."""
+        from grpo_lab.ui.notebook import forms  # imports matplotlib and ipywidgets
+
+        def check(source: str) -> str:
+            told: list[str] = []
+            with suppress(NotYet):
+                self.exercise(exercise.name, source, lambda *found: told.append(feedback_view.whole(*found)))
+            return told[0]
+
+        given: Any = None
+        if isinstance(asked := exercise.check, Naming):
+            for name in filter(None, (asked.earlier, exercise.name)):
+                with suppress(NotYet, Unanswered):
+                    given = answers.values(asked, answers.load(self.answers / f"{name}.py"))["answer"].value
+        _display(forms.form(exercise, cell, check, given))
 
     def show_verdicts(self, *_: Any) -> None:
         """Show the verdicts that are due on predictions; a notebook calls it after each cell."""
@@ -177,10 +200,16 @@ def ask(questions: Sequence[Question]) -> None:
         return feedback_view.show("\n\n".join(said))
     from IPython.display import HTML, display
 
-    # A reader without a kernel would see the plain text of the widget.
-    display({**(buttons(questions)._repr_mimebundle_() or {}), "text/plain": ""}, raw=True)
+    _display(buttons(questions))
     # Hidden beside the widget; without a kernel, the reply to an option folds out.
     display(HTML(html.fill("questions", questions)))
+
+
+def _display(widget: Any) -> None:
+    """Show a widget, without the plain text that a reader without a kernel would see."""
+    from IPython.display import display
+
+    display({**(widget._repr_mimebundle_() or {}), "text/plain": ""}, raw=True)
 
 
 def buttons(questions: Sequence[Question]) -> Any:

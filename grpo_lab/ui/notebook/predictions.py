@@ -1,7 +1,6 @@
 """A learner's predictions: the first one is locked, and after the runs that it is about its verdict is shown."""
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,6 @@ from grpo_lab.messages import text
 from grpo_lab.runs.run_folder import EVENTS, whole_events
 
 LOCKED = "locked.json"
-_OPTION = re.compile(r"^#\s+(\w)\s\s+(.+)$", re.MULTILINE)
-"""An option in the comments of an exercise's cell: `#   b  It shrinks.`"""
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Predictions:
                 continue
             del self._open[name]
             (predicted,) = self._locked()[name].values()
-            options = dict(_OPTION.findall((self._answers / f"{name}.py").read_text(encoding="utf-8")))
+            options = answers.options((self._answers / f"{name}.py").read_text(encoding="utf-8"))
             yield Verdict(title, letter(predicted), check.outcome, options)
 
     def _locked(self) -> dict[str, dict[str, Any]]:

@@ -165,6 +165,7 @@ def draw(
     focus: Screen | None = None,
     scale: Scale | None = None,
     say: Callable[[str], str] = str,
+    units: bool = True,
 ) -> None:
     """Draw one metric of every run in one panel; of the run in `focus` also its limits, changes and crash.
 
@@ -184,7 +185,7 @@ def draw(
         _moving(axes, found, _looks_of(name, screen, None if len(screens) == 1 else look, look), say, kept)
     named = name in BY_OBJECTIVE and _draw_objectives(axes, name, screens, span[1])
     metric = METRICS[name]
-    title = f"{say(metric.label)} ({say(metric.unit)})" if metric.unit else say(metric.label)
+    title = f"{say(metric.label)} ({say(metric.unit)})" if metric.unit and units else say(metric.label)
     axes.set_title(title, fontsize=style.LARGE, loc="left", pad=9)
     axes.set_xlim(span[0] - 0.5, span[1] - 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))

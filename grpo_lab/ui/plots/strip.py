@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,16 @@ from grpo_lab.ui.plots.curves import Points, thinned
 ROWS = {**{name: link.label for name, link in LINKS.items()}, MULTINOMIAL: MULTINOMIAL, "": "guards and changes"}
 """The rows from top to bottom; the last one holds marks."""
 _ORDER = list(ROWS)
+GROUPS = {"sampling and rewards": 3, "loss": 8, "gradients": 3, "weights": 3}
+"""The rows of a strip for beginners: neighbouring links, and their number."""
+BANDS = {
+    grouped: [
+        (name, end - size, end - 1) for (name, size), end in zip(rows.items(), accumulate(rows.values()), strict=True)
+    ]
+    for grouped, rows in ((False, dict.fromkeys(list(ROWS.values())[:-1], 1)), (True, GROUPS))
+}
+"""The rows that are seen in a strip: name, first and last link; without the one of marks."""
+Say = Callable[[str], str]
 _CODES = {status: code for code, status in enumerate(style.STATUSES)}
 _COLUMNS = 600
 _NOT_USED = -2
@@ -65,16 +76,16 @@ def cell(screen: Screen, steps: tuple[int, int], inches: float, x: float, y: flo
 
 
 def draw(
-    axes: Axes, screen: Screen, steps: tuple[int, int], names: bool = True, say: Callable[[str], str] = str
+    axes: Axes, screen: Screen, steps: tuple[int, int], names: bool = True, say: Say = str, grouped: bool = False
 ) -> None:
     """Draw the statuses as cells, outline and name the first break, and mark the actions of guards below."""
     (first, end), each = steps, columns(screen, steps, style.figure_of(axes)[1])
-    cells, width = grid(screen, first, end, each)
+    cells, width = grid(screen, first, end, each, grouped)
     colours = ListedColormap(list(style.STATUSES.values()))
     extent = (first - 0.5, first - 0.5 + cells.shape[1] * width / each, len(ROWS) - 1.5, -0.5)
     options: dict[str, Any] = {"cmap": colours, "vmin": 0, "vmax": len(style.STATUSES) - 1, "interpolation": "nearest"}
     axes.imshow(cells, aspect="auto", extent=extent, gid="cells", **options)
-    axes.hlines(np.arange(len(ROWS) - 1) + 0.5, first - 0.5, end - 0.5, color="white", lw=1.5)
+    axes.hlines([last + 0.5 for *_, last in BANDS[grouped]], first - 0.5, end - 0.5, color="white", lw=1.5)
     if _fine(axes, first, end):
         edges = np.arange(each, each * (end - first + 1)) / each + first - 0.5
         axes.vlines(edges, -0.5, len(ROWS) - 1.5, color="white", lw=np.where(np.arange(len(edges)) % each, 0.6, 1.5))
@@ -83,8 +94,8 @@ def draw(
         cross = {"ls": "none", "marker": "x", "ms": 6, "mew": 1.8, "mec": "white"}
         look = {**style.mark(kind), "ms": {"acted": 5, "by design": 6}.get(kind, 8)} if kind in style.MARKS else cross
         axes.plot(x, y, gid=gid, **look)
-    _frame(axes, screen, first, end, names, say)
-    _first_break(axes, screen, first, end, say)
+    _frame(axes, grouped, first, end, names, say)
+    _first_break(axes, screen, first, end, say, grouped)
 
 
 def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray) -> Points:
@@ -101,8 +112,8 @@ def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray
     return found
 
 
-def grid(screen: Screen, first: int, end: int, each: int = 1) -> tuple[np.ndarray, int]:
-    """(links, columns) codes, each the worst status in its column, and the number of steps in a column.
+def grid(screen: Screen, first: int, end: int, each: int = 1, grouped: bool = False) -> tuple[np.ndarray, int]:
+    """(links, columns) codes, each the worst in its column, and of its group, and the number of steps in a column.
 
     A step has `each` columns, one an update. A link that a step did not note though it went on past it, such as clipped
     gradients without clipping, is not used.
@@ -128,6 +139,8 @@ def grid(screen: Screen, first: int, end: int, each: int = 1) -> tuple[np.ndarra
     by_place_and_link = table[by_place]
     _fade(by_place_and_link, screen, first, each)
     cells = by_place_and_link.reshape(count * each, width, -1).max(1).T
+    for _, top, bottom in BANDS[grouped]:
+        cells[top : bottom + 1] = cells[top : bottom + 1].max(0)
     cells = np.where(cells == _NOT_USED, _CODES["not used"], cells)
     return np.where(cells < 0, _CODES["not reached"], cells), width
 
@@ -206,11 +219,12 @@ def _fits(count: int, inches: float) -> bool:
     return count <= style.FINE * inches / 10
 
 
-def _frame(axes: Axes, screen: Screen, first: int, end: int, names: bool, say: Callable[[str], str]) -> None:
+def _frame(axes: Axes, grouped: bool, first: int, end: int, names: bool, say: Callable[[str], str]) -> None:
     axes.set_xlim(first - 0.5, end - 0.5)
     axes.set_ylim(len(ROWS) - 0.5, -0.5)
-    labels = [say(label) if names else "" for label in ROWS.values()]
-    axes.set_yticks(range(len(ROWS)), labels, fontsize=style.NORMAL - 1)
+    bands = [*BANDS[grouped], (ROWS[""], len(ROWS) - 1, len(ROWS) - 1)]
+    labels = [say(label) if names else "" for label, *_ in bands]
+    axes.set_yticks([(top + bottom) / 2 for _, top, bottom in bands], labels, fontsize=style.NORMAL - 1)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=style.SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12 if names else 6))
@@ -219,22 +233,18 @@ def _frame(axes: Axes, screen: Screen, first: int, end: int, names: bool, say: C
     axes.spines[:].set_visible(False)
 
 
-def _first_break(axes: Axes, screen: Screen, first: int, end: int, say: Callable[[str], str]) -> None:
+def _first_break(axes: Axes, screen: Screen, first: int, end: int, say: Callable[[str], str], grouped: bool) -> None:
     found, narrow = screen.first_break, (end - first) * 0.008
     if found and found.link in ROWS:
         each = columns(screen, (first, end), style.figure_of(axes)[1])
         at, size = _part(screen, found, each)
-        width, middle, row = (
-            max(size / each, narrow),
-            found.step - 0.5 + (at + size / 2) / each,
-            _ORDER.index(found.link),
-        )
-        corner = (middle - width / 2, row - 0.5)
-        axes.add_patch(
-            Rectangle(corner, width, 1, fill=False, ec="black", lw=2.5, gid="first break", zorder=6, clip_on=False)
-        )
+        width, middle = max(size / each, narrow), found.step - 0.5 + (at + size / 2) / each
+        top, bottom = next((a, b) for _, a, b in BANDS[grouped] if b >= _ORDER.index(found.link))
+        look: dict[str, Any] = {"fill": False, "ec": "black", "lw": 2.5, "zorder": 6, "clip_on": False}
+        corner = (middle - width / 2, top - 0.5)
+        axes.add_patch(Rectangle(corner, width, bottom + 1 - top, gid="first break", **look))
         words = say("first break" if each > 1 else "first break: step {}").format(found.step)
-        _beside(axes, words, middle, row, width / 2, first, end)
+        _beside(axes, words, middle, (top + bottom) / 2, width / 2, first, end)
     if screen.crash_step is not None:
         end_of_chain = screen.statuses.get(screen.crash_step, {}).get(MULTINOMIAL) == "broken"
         row = _ORDER.index(MULTINOMIAL if end_of_chain else "")
@@ -242,7 +252,7 @@ def _first_break(axes: Axes, screen: Screen, first: int, end: int, say: Callable
 
 
 def _beside(
-    axes: Axes, text: str, step: float, row: int, gap: float, first: int, end: int, color: str = "black"
+    axes: Axes, text: str, step: float, row: float, gap: float, first: int, end: int, color: str = "black"
 ) -> None:
     right = step < (first + end) / 2
     x = step + gap if right else step - gap

@@ -32,6 +32,7 @@ function render({ model, el }) {
     bound.dataset.lmSuppressShortcuts = "true";
     bound.addEventListener("keydown", press);
     bound.addEventListener("click", release);
+    if (!model.get("focused")) return;
     bound.focus({ preventScroll: true });
     bound.scrollIntoView({ block: "start" });
   };

@@ -28,6 +28,7 @@ GUARDS = "stable"
 HEALTHY = "healthy"
 SPEED = 5
 """Steps a second at the start: sixty steps play in twelve seconds."""
+FIRST_SPEED = 2
 _STYLE = Path(__file__).with_name("lecture.css")
 
 
@@ -59,10 +60,15 @@ class Keyboard(anywidget.AnyWidget):
     _css = Path(__file__).with_name("keyboard.css")
     legend = traitlets.List(traitlets.List(traitlets.Unicode())).tag(sync=True)
     frame = traitlets.Unicode().tag(sync=True)
+    focused = traitlets.Bool().tag(sync=True)
+    """Whether the frame takes the focus at once; otherwise with a click into it."""
     wanted = traitlets.List(traitlets.Unicode()).tag(sync=True)
 
-    def __init__(self, actions: Mapping[str, Callable[[], object]], frame: str, legend: Mapping[str, str]) -> None:
-        super().__init__(wanted=list(actions), frame=frame, legend=[list(pair) for pair in legend.items()])
+    def __init__(
+        self, actions: Mapping[str, Callable[[], object]], frame: str, legend: Mapping[str, str], focused: bool
+    ) -> None:
+        keys = [list(pair) for pair in legend.items()]
+        super().__init__(wanted=list(actions), frame=frame, legend=keys, focused=focused)
         self._actions = dict(actions)
         self.on_msg(self._receive)
 
@@ -81,14 +87,16 @@ class Lecture:
     Recordings are replayed at any speed; every scenario can be trained live in the same panel. Keys: 1 to 9 and D show
     a failure and 0 the healthy run, space plays and pauses, arrows move one step, Home and End go to the ends, A and B
     compare, R returns to the healthy run. The code is hidden. `language` is `en` or `zh`, by default the one in use.
+
+    With `only`, it is the first screen of a learner: this failure alone, slowly, with a chain of four rows.
     """
 
-    def __init__(self, runs: str | Path = "runs/lecture", language: str | None = None) -> None:
+    def __init__(self, runs: str | Path = "runs/lecture", language: str | None = None, only: str = "") -> None:
         if language:
             use(language)
-        self.panel = Panel(recording=recording(HEALTHY), runs=runs, scale=1.5)
-        self.panel.timeline.speed.value = SPEED
-        self.name, self.healed = HEALTHY, False
+        self.name, self.healed, self._only = only or HEALTHY, False, bool(only)
+        self.panel = Panel(recording=recording(self.name), runs=runs, scale=1.0 if only else 1.5, grouped=bool(only))
+        self.panel.timeline.speed.value = FIRST_SPEED if only else SPEED
         self._says, self._heal = parts.words("says"), parts.words("heal")
         self._buttons = {name: self._scenario_button(number, name) for number, name in enumerate((HEALTHY, *SCENARIOS))}
         self._sides = {
@@ -98,7 +106,7 @@ class Lecture:
         self._live = ipywidgets.ToggleButton(description=text("lecture.live"), layout={"width": "auto"})
         self._live.add_class("grpo-lab-live").observe(lambda change: self._show_controls(change["new"]), "value")
         self.widget = self._laid_out()
-        self.show(0)
+        self._present(self.name, healed=False)
 
     def show(self, number: int) -> None:
         """Show a failure as it happens, by its place in the order; 0 is the healthy run."""
@@ -151,7 +159,8 @@ class Lecture:
         return () if self.name == HEALTHY else scenario(self.name).heals
 
     def _show_heading(self) -> None:
-        self._says.value = html.fill("announced", text(f"lecture.says.{self.name}"))
+        first = "first-healed" if self.healed else "first"
+        self._says.value = html.fill("announced", text(f"lecture.says.{first if self._only else self.name}"))
         self._heal.value = html.fill("healing", *self._heal_in_words())
         for key, button in {**self._buttons, **self._sides}.items():
             chosen = key in (self.name, self.healed)  # marked by weight too, not by colour alone
@@ -173,16 +182,20 @@ class Lecture:
         heading = parts.box("heading", [self._says, *self._sides.values(), self._live])
         style = ipywidgets.HTML(f"<style>{_STYLE.read_text(encoding='utf-8')}</style>", layout={"display": "none"})
         children = [style, order, heading, self._heal, self.panel.widget, self._make_keyboard()]
-        return ipywidgets.VBox(children).add_class(FRAME)
+        widget = ipywidgets.VBox(children).add_class(FRAME)
+        return widget.add_class("grpo-lab-first") if self._only else widget
 
     def _make_keyboard(self) -> Keyboard:
-        actions: dict[str, Callable[[], object]] = {key: partial(self.show, n) for n, key in enumerate(KEYS)}
+        actions: dict[str, Callable[[], object]] = {}
+        if not self._only:
+            actions |= {key: partial(self.show, n) for n, key in enumerate(KEYS)} | {"R": self.reset}
         actions |= {" ": self.play, "ArrowLeft": lambda: self.move(-1), "ArrowRight": lambda: self.move(1)}
         actions["Home"] = lambda: self.move(-self.panel.timeline.length)
         actions["End"] = lambda: self.move(self.panel.timeline.length)
-        actions |= {"A": partial(self.compare, False), "B": partial(self.compare, True), "R": self.reset}
+        actions |= {"A": partial(self.compare, False), "B": partial(self.compare, True)}
         actions |= {key.lower(): action for key, action in actions.items() if key in "ABDR"}
-        return Keyboard(actions, FRAME, {key: text(f"lecture.key.{what}") for key, what in LEGEND.items()})
+        keys = list(LEGEND.items())[2 * self._only :]
+        return Keyboard(actions, FRAME, {key: text(f"lecture.key.{what}") for key, what in keys}, not self._only)
 
     def _scenario_button(self, number: int, name: str) -> ipywidgets.Button:
         words = f"{KEYS[number]} {text(f'lecture.button.{name}')}"

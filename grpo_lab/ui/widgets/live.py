@@ -21,10 +21,12 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from grpo_lab import messages
 from grpo_lab.analysis.run_state import CURVES, Screen, Series
+from grpo_lab.metrics import METRICS
 from grpo_lab.ui.plots import curves, strip, style
 from grpo_lab.ui.plots.curves import Scale, scale_of
 from grpo_lab.ui.plots.style import DRAWING, FINE, GHOST, Canvas, chinese_font, legible, name_runs, new_figure
@@ -101,10 +103,12 @@ _AROUND = 8
 class LiveFigure:
     """One Agg figure without pyplot, to be drawn by one thread at a time.
 
-    `scale` enlarges everything, letters too, for a lecture.
+    `scale` enlarges everything, letters too, for a lecture. A `grouped` one is for
+    beginners: a chain of four rows, and no units.
     """
 
-    def __init__(self, scale: float = 1.0) -> None:
+    def __init__(self, scale: float = 1.0, grouped: bool = False) -> None:
+        self._grouped = grouped
         self._figure = new_figure(HIGH)
         self._figure.set_size_inches(WIDE, HIGH)
         self._figure.set_dpi(DPI * scale)
@@ -170,7 +174,7 @@ class LiveFigure:
         series = {name: curves.rows_of(name, screen) for name in CURVES}
         scales = {name: self._scale(name, series[name], screen, [*kept.values(), *whole]) for name in CURVES}
         moves = {name: curves.points(name, series[name], scales[name], screen) for name in CURVES}
-        cells, _ = strip.grid(screen, *of_chain, strip.columns(screen, of_chain, CHAIN_WIDE))
+        cells, _ = strip.grid(screen, *of_chain, strip.columns(screen, of_chain, CHAIN_WIDE), self._grouped)
         key = _key(screen, kept, (steps, of_chain, cells.shape), scales, moves)
         if key != self._key:
             self._draw_background(screen, kept, steps, of_chain, scales, moves)
@@ -202,10 +206,10 @@ class LiveFigure:
         (left, right), tall = CURVES_AT, CURVES_HIGH - extra
         self._axes = curves.panels(figure, top=0.36 + extra, tall=tall, left=left, right=right)
         for name, axes in self._axes.items():
-            curves.draw(axes, name, {"": screen, **kept}, steps, screen, scales[name], say)
+            curves.draw(axes, name, {"": screen, **kept}, steps, screen, scales[name], say, units=not self._grouped)
         left, right = CHAIN_AT
         axes = self._axes["strip"] = figure.add_axes((left, 0.5 / HIGH, right - left, CHAIN_HIGH / HIGH))
-        strip.draw(axes, screen, of_chain, say=say)
+        strip.draw(axes, screen, of_chain, say=say, grouped=self._grouped)
         strip.legend(axes, [screen], say=say, columns=3)
         if len(fonts := _fonts()) > 1:
             for each in figure.findobj(Text):
@@ -223,6 +227,26 @@ class LiveFigure:
         self._canvas.draw()
         self._background = self._canvas.copy_from_bbox(figure.bbox)
         self.backgrounds += 1
+
+
+def thumbnail(screen: Screen) -> tuple[bytes, bytes]:
+    """The four curves of a run in a small picture, as PNGs for a light and for a dark page."""
+    figure = Figure((3.4, 2.4), dpi=DPI, facecolor="white")
+    canvas = Canvas(figure)
+    with DRAWING:
+        for name, axes in curves.panels(figure, top=0.22, tall=2.0, left=0.12, right=0.98).items():
+            rows = curves.rows_of(name, screen)
+            scale = scale_of(name, curves.numbers(name, rows, None, [screen]))
+            curves.set_scale(axes, scale)
+            for gid, (x, y) in curves.points(name, rows, scale, screen, more=False).items():
+                axes.plot(x, y, "x" if gid.startswith("cross") else ".-", color=style.BLUE, ms=4, lw=1.2)
+            axes.set_title(say(METRICS[name].label), fontsize=8, loc="left", pad=3, fontfamily=_fonts())
+            axes.tick_params(labelsize=6.5, length=2, pad=1)
+            axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+            axes.set_xlim(-0.5, strip.span([screen])[1] - 0.5)
+        canvas.draw()
+        pixels = np.asarray(canvas.buffer_rgba())
+    return png(pixels), png(pixels, dark=True)
 
 
 def say(label: str) -> str:

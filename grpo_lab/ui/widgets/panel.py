@@ -4,6 +4,7 @@ A `Runner` has one run at a time, in a child process of the pool; it is controll
 """
 
 import asyncio
+import dataclasses
 import math
 import shutil
 import threading
@@ -215,7 +216,8 @@ class Panel:
     `guards` sets a preset's guards, or named ones; `overrides` come last. `recording` is a recording's name or a run
     folder, shown at once. `controls` and `guards_shown` name the sliders and switches to show, by default all. Runs
     are saved below `runs`. `scale` enlarges the figure with its letters. `pace` is the most steps a second of a run, 0
-    for full speed.
+    for full speed. The chain of a `grouped` panel has four rows instead of one for each link. Without `break_shown`,
+    no first break is named: the learner is asked for it.
 
     Without a kernel, or with GRPO_LAB_HEADLESS=1, runs are the same, at full speed, and nothing is drawn. Its language
     is that of `messages.language()` when it is made.
@@ -236,7 +238,10 @@ class Panel:
         runs: str | Path = "runs",
         scale: float = 1.0,
         pace: float = 0,
+        grouped: bool = False,
+        break_shown: bool = True,
     ) -> None:
+        self._break_shown = break_shown
         self._recorded = recorded = Session.open(recordings.find(recording)) if recording is not None else None
         base = recorded.config if recorded and what is None and preset is None else what
         self.config = self._made = config_of(base, preset, guards).with_(*overrides)
@@ -252,8 +257,10 @@ class Panel:
         self._kept: dict[str, Screen] = {}
         self._ghost: dict[str, Screen] = {}
         self._haunted, self._named = True, History()
-        self.figure, self.frames = LiveFigure(scale), RenderThread(self._render)
-        first = self.figure.halves(fold(recorded.events if recorded else ())) if self._watched else (b"", b"")
+        self._make_figure = partial(LiveFigure, grouped=grouped)
+        self.figure, self.frames = self._make_figure(scale), RenderThread(self._render)
+        begun = self._seen(fold(recorded.events if recorded else ()))
+        first = self.figure.halves(begun) if self._watched else (b"", b"")
         self._controls = Controls(self._call, controls, guards_shown, self.figure.sizes, first, pace)
         self.widget, self.timeline = self._controls.widget, self._controls.timeline
         self._clicks: dict[str, Callable[[Mapping[str, Any]], None]] = {"curves": self._look, "chain": self._open_cell}
@@ -460,7 +467,7 @@ class Panel:
         """
         if self.session is None:
             raise RunError(text("panel.nothing_to_keep"))
-        path = exports.zipped(self.session.directory, LiveFigure().png(*self.screens()), self._runs)
+        path = exports.zipped(self.session.directory, self._make_figure().png(*self.screens()), self._runs)
         self.tell(text("panel.exported", path=path))
         return path
 
@@ -499,7 +506,10 @@ class Panel:
         """The arguments of `LiveFigure.png`: the screen, the overlays, and the whole run where a part is shown."""
         timeline = self.timeline
         others = {**self._kept, **(self._ghost if self._haunted else {})}
-        return timeline.screen(), others, () if timeline.live else (timeline.whole,)
+        return self._seen(timeline.screen()), others, () if timeline.live else (timeline.whole,)
+
+    def _seen(self, screen: Screen) -> Screen:
+        return screen if self._break_shown else dataclasses.replace(screen, first_break=None)
 
     def _call(self, method: str, *values: Any) -> None:
         """Call a method for a widget; a user's mistake appears in the status line, and the inputs go back."""
@@ -609,8 +619,8 @@ class Panel:
 
     def _picture(self) -> str:
         screens = self.screens()
-        pixels = np.asarray(LiveFigure().draw(*screens))
-        return html.figure((png(pixels), png(pixels, dark=True)), screens[0])
+        pixels = np.asarray(self._make_figure().draw(*screens))
+        return html.figure((png(pixels), png(pixels, dark=True)), describe(screens[0]))
 
     def _show(self) -> None:
         self._place.show(self._repr_mimebundle_(), self._picture() if self.session and not self.running else "")
