@@ -18,6 +18,7 @@ from grpo_lab.events import (
     Ended,
     Evaluated,
     Event,
+    Forked,
     LinkNote,
     Resumed,
     Started,
@@ -53,6 +54,7 @@ KINDS: dict[str, st.SearchStrategy[Event]] = {
     "Evaluated": st.builds(Evaluated, COUNTS, NUMBERS, COUNTS),
     "Checkpointed": st.builds(Checkpointed, COUNTS, NUMBERS, COUNTS, TEXT),
     "Resumed": st.builds(Resumed, COUNTS, COUNTS, TEXT, st.lists(TEXT, max_size=3).map(tuple)),
+    "Forked": st.builds(Forked, COUNTS, COUNTS, TEXT, st.lists(TEXT, max_size=3).map(tuple), TEXT, COUNTS),
     "Ended": st.builds(Ended, TEXT, TEXT, st.none() | CRASHES),
 }
 
