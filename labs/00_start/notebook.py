@@ -62,7 +62,7 @@ panel
 # | gradient norm | below 10 | length of the whole gradient, *before* clipping; the axis is logarithmic |
 # | KL | below 1 | distance of the model from the model it started as |
 # | reward | rises, with noise | share of answers that are the right sum |
-# | largest ratio | below 5 | largest factor by which a token has become more probable since it was sampled |
+# | largest ratio | below 5 | how many times as likely a token is now as when it was sampled: the largest of all tokens |
 #
 # An exercise is a cell that begins with `%%exercise`. Replace the dots with your answer and run the cell. It marks each
 # part as right or wrong and explains every mistake. Three hints are below it; the last one nearly gives the answer. You

@@ -94,7 +94,7 @@ def draw(
         cross = {"ls": "none", "marker": "x", "ms": 6, "mew": 1.8, "mec": "white"}
         look = {**style.mark(kind), "ms": {"acted": 5, "by design": 6}.get(kind, 8)} if kind in style.MARKS else cross
         axes.plot(x, y, gid=gid, **look)
-    _frame(axes, grouped, first, end, names, say)
+    _frame(axes, screen, grouped, first, end, names, say)
     _first_break(axes, screen, first, end, say, grouped)
 
 
@@ -219,7 +219,9 @@ def _fits(count: int, inches: float) -> bool:
     return count <= style.FINE * inches / 10
 
 
-def _frame(axes: Axes, grouped: bool, first: int, end: int, names: bool, say: Callable[[str], str]) -> None:
+def _frame(
+    axes: Axes, screen: Screen, grouped: bool, first: int, end: int, names: bool, say: Callable[[str], str]
+) -> None:
     axes.set_xlim(first - 0.5, end - 0.5)
     axes.set_ylim(len(ROWS) - 0.5, -0.5)
     bands = [*BANDS[grouped], (ROWS[""], len(ROWS) - 1, len(ROWS) - 1)]
