@@ -8,8 +8,8 @@ from grpo_lab.metrics import METRICS, OTHER_NAMES, Link
 
 
 def test_a_row_has_the_fields_of_its_kind():
-    assert paths.rows(Link, {"loss": ["loss", 10]}) == {"loss": Link("loss", 10)}
-    for row in (["loss"], ["loss", "10"], ["loss", True], ["loss", 10, 11]):
+    assert paths.rows(Link, {"loss": ["loss", 10, "sum"]}) == {"loss": Link("loss", 10, "sum")}
+    for row in (["loss"], ["loss", "10", "sum"], ["loss", True, "sum"], ["loss", 10, 11]):
         with pytest.raises(DataError, match=r"row 'loss' is .*; it needs label, warning"):
             paths.rows(Link, {"loss": row})
 

@@ -68,6 +68,7 @@ def english_texts():
     found |= {f"recorded.{name}": " ".join(each["recorded"].split()) for name, each in model_settings().items()}
     found |= {f"setting.{name}": slider.setting.help for name, slider in SLIDERS.items()}
     found |= {f"label.{each}": each for each in (*STATUSES, *(link.label for link in LINKS.values()))}
+    found |= {f"operator.{name}": link.operator for name, link in LINKS.items()}
     return found | {f"metric.{name}": metric.meaning for name, metric in METRICS.items()}
 
 
