@@ -178,6 +178,7 @@ def _step_cases(seed: int) -> Sequence[Case]:
     sampled, generator = _sampled(seed, 3), _generator(seed + 1)
     now = logprobs_of_a_batch(pages.solved(__file__, "logprobs").logprobs, {**sampled, "look": "value"}).detach()
     old, ref = (now + 0.5 * torch.randn(now.shape, generator=generator) for _ in range(2))
+    old[0, 0] = now[0, 0] - 0.14  # a ratio of 1.15 and an advantage above 0: within the clip range, and near its end
     outside = ~sampled["completion_mask"]
     sampled |= {"old_logprobs": old.masked_fill(outside, 0.0), "ref_logprobs": ref.masked_fill(outside, 0.0)}
     spread = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]) + 0.2 * torch.rand(2, 3, generator=generator)
