@@ -216,7 +216,7 @@ def _faults(cells: Sequence[Any], page: LabPage | None) -> Iterator[str]:
             yield f"cell {number} is for instructors and holds code: then the editions would not run alike"
         if cell.cell_type == "code":
             where = f"cell {number}, which begins {cell.source.partition(chr(10))[0]!r}"
-            yield from (f"{where}: {fault}" for fault in _cell_faults(cell))
+            yield from (f"{where}: {fault}" for fault in _cell_faults(cell, asked))
 
 
 def _start_fault(cells: Sequence[Any], page: LabPage | None) -> str:
@@ -231,7 +231,8 @@ def _start_fault(cells: Sequence[Any], page: LabPage | None) -> str:
     return f"the first cell must begin with a heading that holds the lab's title, as in '# {page.title}'"
 
 
-def _cell_faults(cell: Any) -> Iterator[str]:
+def _cell_faults(cell: Any, asked: Sequence[str]) -> Iterator[str]:
+    """The faults of a cell; an exercise may call functions of the others that are `asked`, if its check gives them."""
     if not _exercise_name(cell) and f"%%{MAGIC}" in cell.source:
         yield f"`%%{MAGIC} <name>` must be its first line"
     try:
@@ -241,8 +242,8 @@ def _cell_faults(cell: Any) -> Iterator[str]:
     except (Malformed, SyntaxError) as error:
         yield str(error)
         return
-    if _exercise_name(cell) and (missing := _missing(shown.partition("\n")[2])):
-        yield f"its cell uses {', '.join(missing)}, and neither imports nor defines it: each exercise is its own file"
+    if _exercise_name(cell) and (missing := _missing(shown.partition("\n")[2]) - {*asked}):
+        yield f"its cell uses {', '.join(sorted(missing))}, and neither imports nor defines it: each exercise is its own file"
     if _exercise_name(cell) and not solved:
         yield "an exercise without a solution; put it between # BEGIN SOLUTION and # END SOLUTION"
     if not _exercise_name(cell) and solved:
@@ -254,11 +255,11 @@ def _cell_faults(cell: Any) -> Iterator[str]:
         yield f"{lines} lines; at most {MAX_LINES}, unless it is a table tagged {DATA!r}"
 
 
-def _missing(source: str) -> list[str]:
+def _missing(source: str) -> set[str]:
     """The names that code uses, and that it neither imports nor defines.
 
     >>> _missing("import os.path as p\\ndef f(x): return [math.exp(y) for y in p.join(x)]")
-    ['math']
+    {'math'}
     """
     used, known = set[str](), {*dir(builtins)}
     for node in ast.walk(ast.parse(source)):
@@ -271,4 +272,4 @@ def _missing(source: str) -> list[str]:
                 known.add(name)
             case ast.alias(name=name):
                 known.add(name.partition(".")[0])
-    return sorted(used - known)
+    return used - known
