@@ -101,10 +101,13 @@ run.records[["step", "verdict", "updates", "grad_norm", "kl", "reward", "weights
 # nothing.
 
 # %% [markdown]
-# On our machine no step was skipped. The second norm of step 0 was NaN, `nan > 10` was False, and the update was made.
+# <details><summary>On our machine</summary>
+#
+# No step was skipped. The second norm of step 0 was NaN, `nan > 10` was False, and the update was made.
 # After it all 834,560 weights were NaN, and the sampling of step 1 crashed. `check_weights`, as reported, *detected*
 # the broken weights: it printed a line, and training went on. The log-ratio was clamped, but the KL estimate exploded,
 # and none of the seven guards bounds it.
+# </details>
 #
 # ## 4. One at a time
 #
@@ -151,8 +154,8 @@ answer = {
 # ## 5. A guard that saves a run
 #
 # The failures so far were over in a few steps. Now the same fault hits a run that learns: right loss, right rate, 60
-# steps, and in step 20 one of its tokens is pushed to a log-ratio of 100 nats. You begin without `clamp_log_ratio` and
-# may switch it on while the run goes on.
+# steps, and in step 20 one of its tokens is pushed to a log-ratio of 100 nats. The run begins without `clamp_log_ratio`,
+# and you may switch the guard on later.
 
 # %%
 # %%exercise rescue
@@ -171,24 +174,22 @@ rescue = lab.panel(
     overrides=("run.num_steps=60", "run.num_eval=200", "faults.shift_log_ratio.at_step=20"),
     controls=("learning_rate",),
     guards_shown=("clamp_log_ratio", "dual_clip", "skip_nonfinite"),
-    pace=2,
 )
 doomed = await rescue.run()
 
 # %% [markdown]
-# It crashes in step 21. Now save it: the next cell keeps the dead run in the plot and starts another with the same seed,
-# at two steps a second. **While it runs, and before step 20, switch `clamp_log_ratio` on in the tab *Guards*.** Then
-# choose full speed in the menu *pace*. If you are too late, the cell does the same in code.
+# It crashes in step 21. The run is recorded, so you can go back to any of its steps: **drag *steps shown* to 19, switch
+# `clamp_log_ratio` on in the tab *Guards*, and press *Fork*.** The new run has the same first steps, to the bit, and the
+# guard from step 19 on; the dead run stays in the plot as A. Try other steps, too: what does a fork at 20 do, and at 21?
+# The next cell forks at 19 in code.
 
 # %%
 from grpo_lab.runs.summary import summary
 
-rescue.keep("no guard")
-saved = await rescue.run()
-if saved.crash:  # you were too late
-    rescue.start()
-    rescue.switch("clamp_log_ratio", True)
-    saved = await rescue.run()
+rescue.open(doomed.directory)
+rescue.switch("clamp_log_ratio", True)
+rescue.fork(19)
+saved = await rescue.wait()
 print(summary(saved.events))
 for event in saved.events:
     for action in event.actions if isinstance(event, Stepped) else ():
@@ -207,9 +208,9 @@ held_out = 0.625
 # END SOLUTION
 
 # %% [markdown] tags=["instructor"]
-# **Show.** Press Reset and Start, and switch `skip_nonfinite` on instead: the run is saved too, at the price of one batch
-# (0.61 to 0.70 on eight seeds). With `dual_clip` it crashes. Then be late, during step 20: the next sampling crashes
-# before any guard can act. **Ask.** "Which one would you leave on?" The clamp costs one token, and knows one failure; the
+# **Show.** Open the dead run, switch `skip_nonfinite` on instead, and fork at 19: the run is saved too, at the price of
+# one batch (0.61 to 0.70 on eight seeds). With `dual_clip` it crashes. Then fork at 21: the sampling crashes before any
+# guard can act. **Ask.** "Which one would you leave on?" The clamp costs one token, and knows one failure; the
 # skip costs 128 completions, and does not care where the NaN came from.
 
 # %% [markdown]

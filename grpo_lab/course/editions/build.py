@@ -243,7 +243,8 @@ def _cell_faults(cell: Any, asked: Sequence[str]) -> Iterator[str]:
         yield str(error)
         return
     if _exercise_name(cell) and (missing := _missing(shown.partition("\n")[2]) - {*asked}):
-        yield f"its cell uses {', '.join(sorted(missing))}, and neither imports nor defines it: each exercise is its own file"
+        names = ", ".join(sorted(missing))
+        yield f"its cell uses {names}, and neither imports nor defines it: each exercise is its own file"
     if _exercise_name(cell) and not solved:
         yield "an exercise without a solution; put it between # BEGIN SOLUTION and # END SOLUTION"
     if not _exercise_name(cell) and solved:

@@ -325,14 +325,18 @@ class Panel:
         self._refresh()
 
     async def run(self) -> Run:
-        """Begin a run in the cell that awaits it, and wait for its end. Buttons and sliders work meanwhile.
+        """Begin a run in the cell that awaits it, and wait for its end. Buttons and sliders work meanwhile."""
+        self.start()
+        return await self.wait()
+
+    async def wait(self) -> Run:
+        """Wait in a cell for the end of the run that goes on; of the last one where none does.
 
         A panel that stands in another cell comes here, and leaves a picture of its last run there. An interrupt of the
-        kernel stops the run after its step; RunError says so.
+        kernel stops the run after its step; RunError says so, also where there is no run.
         """
-        self.start()
-        over = self._runner.over
-        assert over is not None
+        if (over := self._runner.over) is None:
+            raise RunError(text("panel.nothing_to_go_on_with"))
         if self._watched:
             self._show()
         waited = asyncio.wrap_future(over)
