@@ -332,11 +332,14 @@ def test_a_fork_goes_on_beside_the_run_that_it_left(panel, seen):
     assert button.disabled
     with pytest.raises(RunError, match="no run on screen"):
         one.fork()
+    with pytest.raises(RunError, match="no run on screen"):
+        asyncio.run(one.wait())
     first = run(one)
     until("there is a step to fork at", lambda: not button.disabled)
     one.timeline.slider.value = 4
     one.switch("clamp_kl", True)
     button.click()
+    assert asyncio.run(one.wait()) is one.session
     finish(one)
     second = one.session
     assert second is not None and second.directory != first.directory and second.status == "done"

@@ -336,7 +336,7 @@ class Panel:
         kernel stops the run after its step; RunError says so, also where there is no run.
         """
         if (over := self._runner.over) is None:
-            raise RunError(text("panel.nothing_to_go_on_with"))
+            raise RunError(text("panel.nothing_to_keep"))
         if self._watched:
             self._show()
         waited = asyncio.wrap_future(over)
