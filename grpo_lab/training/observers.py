@@ -20,11 +20,11 @@ class MeasureLogRatio(Intervention):
     stage = Stage.LOG_RATIO
 
     def __call__(self, value: Tensor, step: Step) -> Outcome:
-        seen, use, clip = value.detach(), known(step.coefficients, "coefficients"), None
-        if step.config.loss.surrogate == "clip":
-            clip = 1 - use.epsilon, 1 + (use.epsilon if use.epsilon_high is None else use.epsilon_high)
-        batch, recorder = known(step.batch, "batch"), step.recorder
-        recorder.completions.begin(batch, recorder.objective, step.update, seen, clip)
+        seen, use, recorder = value.detach(), step.coefficients, step.recorder
+        if step.batch is not None and use is not None:  # a loop that is not this project's has neither
+            ends = 1 - use.epsilon, 1 + (use.epsilon if use.epsilon_high is None else use.epsilon_high)
+            clip = ends if step.config.loss.surrogate == "clip" else None
+            recorder.completions.begin(step.batch, recorder.objective, step.update, seen, clip)
         step.recorder.metric("log_ratio/max", seen.abs().amax(), step.update)
         step.recorder.metric("ratio/max", seen.amax().exp(), step.update)
         return Outcome(value)

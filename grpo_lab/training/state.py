@@ -32,7 +32,7 @@ from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.objectives import Objective, Rewards, load_tasks_and_rewards, resolve
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.reference import REFERENCES
-from grpo_lab.training.registry import carry_over, combination, needs_reference, validated
+from grpo_lab.training.registry import FORMULAS, carry_over, combination, needs_reference, validated
 from grpo_lab.training.several import OfObjective, PooledObjectives, SeveralObjectives
 from grpo_lab.training.updates import RecordedUpdates, adamw, usual_coefficients
 from grpo_lab.training.variants import ConfiguredTrainer, of_accumulation, variants
@@ -209,7 +209,7 @@ class Training:
     def begin(self, index: int) -> Step:
         """Begin a step: dropout off, and a snapshot if one is due."""
         self.policy.eval()
-        self.recorder.completions.kl = self.formulas.kl_estimator
+        self.recorder.completions.kl = FORMULAS["kl_estimator"].get(self.config.loss.kl_estimator)
         self.updates.begin_step(index)
         config = sft.in_place_of_grpo(self.config) if self.stage == "sft" else self.config
         self.recorder.context = ctx = Step(

@@ -64,8 +64,8 @@ class TokenNotes:
     """
 
     def __init__(self) -> None:
-        self.kl: Callable[[Tensor], Tensor] = k3
-        """The estimate of the run's loss."""
+        self.kl: Callable[[Tensor], Tensor] | None = k3
+        """The estimate of the run's loss; None for one of the user's own, which is called for the loss alone."""
         self._parts: dict[str, Tensor] = {}
         self._about: tuple[Batch, tuple[str, int], tuple[float, float] | None] | None = None
         self._last, self._next = ("", -1), 0
@@ -79,8 +79,10 @@ class TokenNotes:
         if link == "logprobs":
             self._finish()
             self._parts = {link: value}
+        elif self._about and link == "kl_delta":
+            self._parts |= {LINKS[link]: self.kl(value)} if self.kl else {}
         elif self._about and link in LINKS:
-            self._parts[LINKS[link]] = self.kl(value) if link == "kl_delta" else value
+            self._parts[LINKS[link]] = value
             if link == "log_ratio_gradient":
                 self._finish()
 
