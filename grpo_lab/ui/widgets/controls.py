@@ -50,12 +50,6 @@ class History:
         """The number of steps."""
         return len(self._steps)
 
-    @property
-    def events(self) -> list[Event]:
-        """The events so far."""
-        with self._lock:
-            return list(self._events)
-
     def show(self, event: Event) -> None:
         """Take the next event of a run that goes on."""
         with self._lock:
@@ -79,7 +73,7 @@ class History:
     def step(self, near: float) -> Stepped | None:
         """The step with this number, or the nearest one; None before the first."""
         with self._lock:
-            steps = [event for place in reversed(self._steps) if isinstance(event := self._events[place], Stepped)]
+            steps = [event for place in reversed(self._steps) if isinstance(event := self.events[place], Stepped)]
         return min(steps, key=lambda event: abs(event.step - near), default=None)
 
     def _add(self, event: Event) -> None:
