@@ -5,9 +5,9 @@ learner's with every answer filled in. The same source gives the same bytes. The
 and three hints after it come from lab.toml.
 """
 
-import ast
 import builtins
 import re
+import symtable
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -243,7 +243,8 @@ def _cell_faults(cell: Any, asked: Sequence[str]) -> Iterator[str]:
         yield str(error)
         return
     if _exercise_name(cell) and (missing := _missing(shown.partition("\n")[2]) - {*asked}):
-        yield f"its cell uses {', '.join(sorted(missing))}, and neither imports nor defines it: each exercise is its own file"
+        names = ", ".join(sorted(missing))
+        yield f"its cell uses {names}, and neither imports nor defines it: each exercise is its own file"
     if _exercise_name(cell) and not solved:
         yield "an exercise without a solution; put it between # BEGIN SOLUTION and # END SOLUTION"
     if not _exercise_name(cell) and solved:
@@ -261,15 +262,9 @@ def _missing(source: str) -> set[str]:
     >>> _missing("import os.path as p\\ndef f(x): return [math.exp(y) for y in p.join(x)]")
     {'math'}
     """
-    used, known = set[str](), {*dir(builtins)}
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Name(id=name, ctx=ast.Load()):
-                used.add(name)
-            case ast.Name(id=name) | ast.arg(arg=name) | ast.alias(asname=str(name)):
-                known.add(name)
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
-                known.add(name)
-            case ast.alias(name=name):
-                known.add(name.partition(".")[0])
-    return used - known
+    tables = [symtable.symtable(source, "cell", "exec")]
+    for table in tables:
+        tables += table.get_children()
+    names = [name for table in tables for name in table.get_symbols() if name.is_global()]
+    known = {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
+    return {name.get_name() for name in names if name.is_referenced()} - known - {*dir(builtins)}
