@@ -89,7 +89,7 @@ class Values:
     names: tuple[str, ...]
     judge: Callable[[Mapping[str, Any], int], Iterable[Finding]]
     """(values by name, seed) -> findings. A judge may train, with fresh seeds drawn from `seed`."""
-    scoreboard: bool = False
+    scoreboard: bool = field(default=False, kw_only=True)
     """Whether a learner's tries are kept in the scoreboard of the lab; its only value is then a set of guards."""
 
 

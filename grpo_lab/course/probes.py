@@ -20,7 +20,7 @@ from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.core.logprobs import completion_logprobs
-from grpo_lab.course.exercises import Probe, call
+from grpo_lab.course.exercises import call as call
 from grpo_lab.training.interventions import Outcome
 from grpo_lab.training.passes import plain_pass
 
@@ -304,11 +304,3 @@ def _seen(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
 
     optimizer.register_step_post_hook(keep)
     return seen
-
-
-_TENSORS = (by_delta, by_logprobs, value_and_gradient, in_a_batch, ratio_in_a_batch, by_estimator, logprobs_of_a_batch)
-_PLAIN = (call, of_a_curve, as_a_bool, as_floats, as_a_number)
-_VECTORS = (gradients_left, gradients_of_vectors)
-_TRAINING = (one_norm, norms_in_turn, step_or_not, updates_made, updates_in_turn, weights_after)
-PROBES: dict[str, Probe] = {probe.__name__: probe for probe in (*_TENSORS, *_PLAIN, *_VECTORS, *_TRAINING)}
-"""The probes that an exercise may use."""

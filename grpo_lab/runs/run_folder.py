@@ -7,7 +7,7 @@ import shutil
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,13 +31,13 @@ MODEL, MERGED, LOCK, FORK = "model", "model-merged", ".lock", "fork.json"
 class Fork(NamedTuple):
     """The run of which another one is a fork, the step before which it leaves it, and the changes of settings.
 
-    `changes` has the overrides by step: those of the parent since step `began`, then those of the fork.
+    `changes` has steps with overrides: those of the parent since step `began`, then those of the fork.
     """
 
     parent: str
     step: int
     began: int
-    changes: dict[str, list[str]]
+    changes: Sequence[tuple[int, Sequence[str]]]
 
 
 def next_free(folder: Path) -> Path:

@@ -263,9 +263,8 @@ class Session(Record):
         run_folder.begin(folder, config)
         state = checkpoints.copied(old.directory / checkpoints.FOLDER, folder / checkpoints.FOLDER, step)
         began, kept = (state["step"], state["events"]) if state else (0, 0)
-        changes = [*(each for each in old.changes() if began <= each[0] < step), (step, tuple(overrides))]
-        by_step = {str(at): [one for when, each in changes if when == at for one in each] for at, _ in changes}
-        fork = run_folder.Fork(old.directory.name, step, began, by_step)
+        changes = [*(each for each in old.changes() if began <= each[0] < step), (step, overrides)]
+        fork = run_folder.Fork(old.directory.name, step, began, changes)
         run_folder.write_fork(folder, fork, old.events[:kept])
         session = cls.resume(folder, (), model, tasks, rewards, child, save_model)
         session._resume = Resume(f"a fork of {fork.parent} before step {step}")
@@ -607,7 +606,7 @@ class Execution:
             return self.commands(step)
         if step < self.fork.step and self.commands.stopping.is_set():
             raise Stopped
-        planned = self.fork.changes.get(str(step), [])
+        planned = [each for at, overrides in self.fork.changes if at == step for each in overrides]
         return planned if step < self.fork.step else [*planned, *self.commands(step)]
 
     def _checkpoint(self, training: Training, index: int) -> Iterator[Event]:

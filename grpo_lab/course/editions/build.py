@@ -5,9 +5,9 @@ learner's with every answer filled in. The same source gives the same bytes. The
 and three hints after it come from lab.toml.
 """
 
-import ast
 import builtins
 import re
+import symtable
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -262,15 +262,9 @@ def _missing(source: str) -> set[str]:
     >>> _missing("import os.path as p\\ndef f(x): return [math.exp(y) for y in p.join(x)]")
     {'math'}
     """
-    used, known = set[str](), {*dir(builtins)}
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Name(id=name, ctx=ast.Load()):
-                used.add(name)
-            case ast.Name(id=name) | ast.arg(arg=name) | ast.alias(asname=str(name)):
-                known.add(name)
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
-                known.add(name)
-            case ast.alias(name=name):
-                known.add(name.partition(".")[0])
-    return used - known
+    tables = [symtable.symtable(source, "cell", "exec")]
+    for table in tables:
+        tables += table.get_children()
+    names = [name for table in tables for name in table.get_symbols() if name.is_global()]
+    known = {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
+    return {name.get_name() for name in names if name.is_referenced()} - known - {*dir(builtins)}

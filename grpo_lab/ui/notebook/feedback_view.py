@@ -145,8 +145,8 @@ def said(key: str, **values: Any) -> str:
     return text(f"feedback.{key}", **values)
 
 
-class _Line:
-    """A view of runs: one line of output that changes in place."""
+class CheckLine:
+    """The view of all runs of a check, whose number nobody knows before its end: one line that changes in place."""
 
     def __init__(self) -> None:
         self._run, self._runs = Fold(), 0
@@ -161,8 +161,13 @@ class _Line:
         if isinstance(event, Stepped) and not headless() and time.monotonic() - self._shown_at > _INTERVAL:
             self._update(self._words(said("step", step=event.step + 1, steps=self._run.num_steps)))
 
+    def clear(self) -> None:
+        """Empty the line, if there is one."""
+        if self._shown:
+            self._update("")
+
     def _words(self, step: str) -> str:
-        raise NotImplementedError
+        return said("checking", run=self._runs, name=self._run.name, step=step)
 
     def _update(self, text: str, card: str = "") -> None:
         line = card or html.fill("paragraph", text)  # JupyterLab breaks plain text inside words
@@ -181,7 +186,7 @@ def card(run: Fold, told: str) -> str:
     return html.fill("run", _TONES[tone(screen.status)], screen.name, status_words(screen.status), curve, more, told)
 
 
-class RunLine(_Line):
+class RunLine(CheckLine):
     """A session's view: one line that follows the run and ends with its summary."""
 
     def __init__(self, config: Config) -> None:
@@ -197,15 +202,3 @@ class RunLine(_Line):
 
     def _words(self, step: str) -> str:
         return f"{self._run.name}: {step}, {self._run.news}"
-
-
-class CheckLine(_Line):
-    """The view of all runs of a check, whose number nobody knows before its end."""
-
-    def _words(self, step: str) -> str:
-        return said("checking", run=self._runs, name=self._run.name, step=step)
-
-    def clear(self) -> None:
-        """Empty the line, if there is one."""
-        if self._shown:
-            self._update("")

@@ -15,7 +15,7 @@ from grpo_lab.config.schema import Config
 from grpo_lab.course import answers, pages, progress, trials
 from grpo_lab.course.answers import MAGIC
 from grpo_lab.course.evaluate import all_right, check
-from grpo_lab.course.exercises import Exercise, Finding, Function, Naming, Question, Values
+from grpo_lab.course.exercises import Exercise, Function, Naming, Question, Values
 from grpo_lab.course.progress import MARKS, Row
 from grpo_lab.course.registry import lab_page
 from grpo_lab.errors import NotYet, Unanswered, unknown
@@ -54,18 +54,14 @@ class Lab:
         self._predictions = Predictions(self.answers, self.runs)
         if ipython := feedback_view.ipython():
             ipython.register_magic_function(self.exercise, "cell", MAGIC)
-            self._take_over(ipython.events)
+            for hook in list(ipython.events.callbacks["post_run_cell"]):
+                earlier = getattr(hook, "__self__", None)
+                if isinstance(earlier, Lab) and earlier.name == name:  # which an earlier cell made
+                    self._predictions = earlier._predictions
+                    ipython.events.unregister("post_run_cell", hook)
+            ipython.events.register("post_run_cell", self.show_verdicts)
         if not headless():
             warm_up()
-
-    def _take_over(self, events: Any) -> None:
-        """Show verdicts after each cell, in place of this lab as an earlier cell made it."""
-        for hook in list(events.callbacks["post_run_cell"]):
-            earlier = getattr(hook, "__self__", None)
-            if isinstance(earlier, Lab) and earlier.name == self.name:
-                self._predictions = earlier._predictions
-                events.unregister("post_run_cell", hook)
-        events.register("post_run_cell", self.show_verdicts)
 
     def exercise(self, line: str, cell: str, tell: Callable[..., None] = feedback_view.feedback) -> None:
         """The cell magic: save the answer, check it, and show feedback; ask a prediction by radio buttons.
@@ -94,7 +90,8 @@ class Lab:
         if not all_right(findings):
             if isinstance(exercise.check, Naming) and tell is feedback_view.feedback and not headless():
                 self._ask(exercise, cell)
-            raise NotYet(_progress(exercise, findings))
+            right = sum(finding.right for finding in findings)
+            raise NotYet(text("feedback.so_far", title=exercise.title, right=right, all=len(findings)))
 
     def _ask(self, exercise: Exercise, cell: str) -> None:
         """Show the radio buttons or menus of an exercise; those of a gallery begin with an earlier answer."""
@@ -182,11 +179,6 @@ class Lab:
         return self.answers / f"{exercise.name}.py"
 
 
-def _progress(exercise: Exercise, findings: Sequence[Finding]) -> str:
-    right = sum(finding.right for finding in findings)
-    return messages.text("feedback.so_far", title=exercise.title, right=right, all=len(findings))
-
-
 def ask(questions: Sequence[Question]) -> None:
     """Show the questions: radio buttons with explanations, and for readers without a kernel folded replies.
 
@@ -216,28 +208,21 @@ def buttons(questions: Sequence[Question]) -> Any:
     """The questions as a widget."""
     import ipywidgets
 
-    boxes = [_box(ipywidgets, number, question) for number, question in enumerate(questions, start=1)]
-    return ipywidgets.VBox(boxes).add_class("grpo-lab-questions")
+    def box(number: int, question: Question) -> Any:
+        options = [(option, index) for index, (option, _) in enumerate(question.options)]
+        layout = {"width": "max-content", "max_width": "100%"}
+        choice = ipywidgets.RadioButtons(options=options, value=None, layout=layout)
+        reply = ipywidgets.HTML()
+        choice.observe(lambda change: setattr(reply, "value", explanation(question, change["new"])), names="value")
+        return ipywidgets.VBox([ipywidgets.HTML(html.fill("question", number, question.text)), choice, reply])
+
+    return ipywidgets.VBox([box(*each) for each in enumerate(questions, start=1)]).add_class("grpo-lab-questions")
 
 
 def explanation(question: Question, chosen: int) -> str:
     """The explanation of a chosen option, as HTML."""
     word = text("question.right") if chosen == question.right else text("question.wrong")
     return html.fill("explanation", word, question.options[chosen][1])
-
-
-def _box(widgets: Any, number: int, question: Question) -> Any:
-    options = [(option, index) for index, (option, _) in enumerate(question.options)]
-    whole_width = widgets.Layout(width="max-content", max_width="100%")
-    choice = widgets.RadioButtons(options=options, value=None, layout=whole_width)
-    reply = widgets.HTML()
-
-    def answered(change: Any) -> None:
-        if change["new"] is not None:
-            reply.value = explanation(question, change["new"])
-
-    choice.observe(answered, names="value")
-    return widgets.VBox([widgets.HTML(html.fill("question", number, question.text)), choice, reply])
 
 
 def progress_as_text(rows: Iterable[Row]) -> str:

@@ -55,9 +55,7 @@ class Predictions:
         if isinstance(exercise.check, Prediction):  # the one of lab 8 is compared with an exercise that follows
             self._open[exercise.name] = exercise.check, exercise.title, self._ended()
         words = ", ".join(f"{name} = {value!r}" for name, value in first.items())
-        if first == made:
-            return text("prediction.locked", words=words)
-        return text("prediction.stays", words=words)
+        return text("prediction.locked" if first == made else "prediction.stays", words=words)
 
     def verdicts(self) -> Iterator[Verdict]:
         """The verdicts that are due: enough runs have ended since the prediction. Each is given once."""

@@ -12,8 +12,6 @@ from grpo_lab.events import Evaluated, Event, Started, Stepped
 from grpo_lab.messages import text
 from grpo_lab.ui import html
 
-COLUMNS = ("guards", "stopped", "refused", "held_out", "criteria")
-
 
 class Runs:
     """A view of the runs of a check, which counts the steps of each and keeps its held-out rewards."""
@@ -57,18 +55,18 @@ class Scoreboard:
 
     def rows(self) -> list[list[str]]:
         """A header, and a row a set: fewest guards first, and among these the sets that meet most criteria."""
-        rows = [[text(f"scoreboard.{column}") for column in COLUMNS]]
+        columns = ("guards", "stopped", "refused", "held_out", "criteria")
+        rows = [[text(f"scoreboard.{column}") for column in columns]]
         for each in sorted(self._tried(), key=lambda each: (len(each["guards"]), -each["criteria"][0])):
             stopped, (right, criteria) = [name for name, done in each["failures"].items() if done], each["criteria"]
-            rows.append(
-                [
-                    f"{len(each['guards'])}: {', '.join(each['guards']) or '–'}",
-                    f"{len(stopped)}/{len(each['failures'])}: {', '.join(stopped) or '–'}",
-                    "{}/{}".format(*each["steps"]),
-                    " → ".join(f"{reward:.2f}" for reward in each["rewards"]) or "–",
-                    f"{'✓' if right == criteria else '✗'} {right}/{criteria}",
-                ]
-            )
+            row = [
+                f"{len(each['guards'])}: {', '.join(each['guards']) or '–'}",
+                f"{len(stopped)}/{len(each['failures'])}: {', '.join(stopped) or '–'}",
+                "{}/{}".format(*each["steps"]),
+                " → ".join(f"{reward:.2f}" for reward in each["rewards"]) or "–",
+                f"{'✓' if right == criteria else '✗'} {right}/{criteria}",
+            ]
+            rows.append(row)
         return rows
 
     def _tried(self) -> list[dict[str, Any]]:

@@ -59,9 +59,8 @@ class History:
     def screen(self, steps: int | None = None) -> Screen:
         """The state after so many steps; None: after all events, with those that follow the last step."""
         with self._lock:
-            if steps is None or steps >= len(self._steps):
-                end = len(self.events)
-            else:
+            end = len(self.events)
+            if steps is not None and steps < len(self._steps):
                 end = self._steps[steps - 1] + 1 if steps else self._steps[0]
             if end < self._folded:
                 self._fold, self._folded = Fold(), 0
@@ -72,8 +71,7 @@ class History:
 
     def step(self, near: float) -> Stepped | None:
         """The step with this number, or the nearest one; None before the first."""
-        with self._lock:
-            steps = [event for place in reversed(self._steps) if isinstance(event := self.events[place], Stepped)]
+        steps = [event for event in reversed(self.events) if isinstance(event, Stepped)]
         return min(steps, key=lambda event: abs(event.step - near), default=None)
 
     def _add(self, event: Event) -> None:
@@ -418,9 +416,8 @@ class Switches:
             sentence, _, sections = about_guard(name)
             tip = text("guard.about", name=name)
             row.append(parts.button("ask", "?", lambda: self.explain(name), tooltip=tip, layout={"width": "24px"}))
-            row.append(
-                parts.words("does", html.fill("hinted", sentence, f"{text('guard.Stops')}: {sections['Stops']}"))
-            )
+            stops = f"{text('guard.Stops')}: {sections['Stops']}"
+            row.append(parts.words("does", html.fill("hinted", sentence, stops)))
         return parts.box(f"guard-{short}", [parts.box("row", row), about], ipywidgets.VBox)
 
 
@@ -433,12 +430,18 @@ def about_guard(name: str) -> tuple[str, str, dict[str, str]]:
     return sentence, rest, {word: spoken(it) for word, it in sections.items()}
 
 
-_BAR = ("start", "go_on", "pause", "step", "stop", "reset")
-"""The buttons above the figure; each calls the method of its name, and `pause` calls `toggle`."""
+_BAR = {
+    "start": "play",
+    "go_on": "repeat",
+    "pause": "pause",
+    "step": "step-forward",
+    "stop": "stop",
+    "reset": "refresh",
+}
+"""The buttons above the figure with their icons; each calls the method of its name, and `pause` calls `toggle`."""
 _ICONS = {
-    **{"start": "play", "go_on": "repeat", "pause": "pause", "step": "step-forward", "stop": "stop"},
-    **{"reset": "refresh", "healthy": "heart", "keep": "clone", "clear": "eraser", "export": "download"},
-    "fork": "code-fork",
+    **_BAR,
+    **{"healthy": "heart", "keep": "clone", "clear": "eraser", "export": "download", "fork": "code-fork"},
 }
 _LOOKS = {"start": "primary", "stop": "danger"}
 _PACES = (10.0, 5.0, 2.0, 1.0, 0.5)
@@ -486,7 +489,7 @@ class Controls:
         self.sources = Sources(self._muted, partial(call, "choose"), set_)
         self.timeline = Timeline(self._muted, partial(call, "refresh"), self._button("fork", "fork"))
         self.browser, self.microscope = BrowserPart(), Microscope()
-        self._curves, self._chain = map(_picture, ("plot", "chain"), sizes, first)
+        self.curves, self.chain = map(_picture, ("plot", "chain"), sizes, first)
         self._buttons = {name: self._button(name, {"pause": "toggle"}.get(name, name)) for name in _BAR}
         self._pace, self._open, self._table_on = self._pace_menu(pace), self._open_menu(), self._table_switch()
         self.name = ipywidgets.Text(value="A", layout={"width": "220px"}, description=text("panel.name"), style=STYLE)
@@ -504,7 +507,7 @@ class Controls:
         below = parts.box("below", [self._banner, self._table, self._acted, self._samples], ipywidgets.VBox)
         rows = [
             *(style, parts.box("bar", [*self._buttons.values(), self._pace]), self._status),
-            *(parts.box("figure", [self._curves, self._chain]), self.timeline.widget, self._answers),
+            *(parts.box("figure", [self.curves, self.chain]), self.timeline.widget, self._answers),
             *(self._anatomy, self.microscope.widget, parts.box("columns", [tabs, below]), self.browser),
         ]
         self.widget = parts.box("panel", rows, ipywidgets.VBox)
@@ -542,10 +545,6 @@ class Controls:
         self._kept.value = escape(text("panel.kept", names=", ".join(names))) if names else ""
         free = (letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in names)
         self.name.value = next(free, "Z")
-
-    def show_pictures(self, curves: bytes, chain: bytes) -> None:
-        """Replace the two pictures."""
-        self._curves.value, self._chain.value = curves, chain
 
     def show_anatomy(self, words: str) -> None:
         """Show the anatomy of a cell below the figure; nothing closes it."""

@@ -26,9 +26,8 @@ LEGEND = {"1–9 D": "scenario", "0 R": "healthy", "␣": "play", "← →": "st
 FRAME = "grpo-lab-lecture"
 GUARDS = "stable"
 HEALTHY = "healthy"
-SPEED = 5
-"""Steps a second at the start: sixty steps play in twelve seconds."""
-FIRST_SPEED = 2
+SPEED, FIRST_SPEED = 5, 2
+"""Steps a second at the start: sixty steps play in twelve seconds; of a learner's first screen."""
 _STYLE = Path(__file__).with_name("lecture.css")
 
 
@@ -70,15 +69,12 @@ class Keyboard(anywidget.AnyWidget):
         keys = [list(pair) for pair in legend.items()]
         super().__init__(wanted=list(actions), frame=frame, legend=keys, focused=focused)
         self._actions = dict(actions)
-        self.on_msg(self._receive)
+        self.on_msg(lambda widget, content, buffers: self.press(str(content.get("key", ""))))
 
     def press(self, key: str) -> None:
         """Run the action of the key; a key without an action is ignored."""
         if key in self._actions:
             self._actions[key]()
-
-    def _receive(self, _: Any, content: Any, buffers: Any) -> None:
-        self.press(str(content.get("key", "")))
 
 
 class Lecture:
@@ -98,10 +94,13 @@ class Lecture:
         self.panel = Panel(recording=recording(self.name), runs=runs, scale=1.0 if only else 1.5, grouped=bool(only))
         self.panel.timeline.speed.value = FIRST_SPEED if only else SPEED
         self._says, self._heal = parts.words("says"), parts.words("heal")
-        self._buttons = {name: self._scenario_button(number, name) for number, name in enumerate((HEALTHY, *SCENARIOS))}
+        self._buttons = {
+            name: _button(f"scenario-{number}", f"{KEYS[number]} {text(f'lecture.button.{name}')}", self.show, number)
+            for number, name in enumerate((HEALTHY, *SCENARIOS))
+        }
         self._sides = {
-            healed: _button(f"side-{side}", text(f"lecture.{words}"), partial(self.compare, healed))
-            for healed, side, words in ((False, "a", "as_it_happens"), (True, "b", "healed"))
+            False: _button("side-a", text("lecture.as_it_happens"), self.compare, False),
+            True: _button("side-b", text("lecture.healed"), self.compare, True),
         }
         self._live = ipywidgets.ToggleButton(description=text("lecture.live"), layout={"width": "auto"})
         self._live.add_class("grpo-lab-live").observe(lambda change: self._show_controls(change["new"]), "value")
@@ -197,10 +196,6 @@ class Lecture:
         keys = list(LEGEND.items())[2 * self._only :]
         return Keyboard(actions, FRAME, {key: text(f"lecture.key.{what}") for key, what in keys}, not self._only)
 
-    def _scenario_button(self, number: int, name: str) -> ipywidgets.Button:
-        words = f"{KEYS[number]} {text(f'lecture.button.{name}')}"
-        return _button(f"scenario-{number}", words, partial(self.show, number))
-
     def _show_controls(self, live: bool) -> None:
         """Show the panel's own buttons and settings, which a replay does not need."""
         (self.widget.add_class if live else self.widget.remove_class)("grpo-lab-training")
@@ -211,6 +206,6 @@ class Lecture:
         return self.widget._repr_mimebundle_(**keywords)
 
 
-def _button(name: str, words: str, action: Callable[[], object]) -> ipywidgets.Button:
-    """A button whose tooltip repeats its words, which may be cut off."""
-    return parts.button(name, words, action, tooltip=words)
+def _button(name: str, words: str, action: Callable[[Any], None], value: Any) -> ipywidgets.Button:
+    """A button that calls an action with a value; its tooltip repeats its words, which may be cut off."""
+    return parts.button(name, words, partial(action, value), tooltip=words)

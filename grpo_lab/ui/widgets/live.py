@@ -25,10 +25,10 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from grpo_lab import messages
-from grpo_lab.analysis.run_state import CURVES, Screen, Series
+from grpo_lab.analysis.run_state import CURVES, Screen
 from grpo_lab.metrics import METRICS
 from grpo_lab.ui.plots import curves, strip, style
-from grpo_lab.ui.plots.curves import Scale, scale_of
+from grpo_lab.ui.plots.curves import scale_of
 from grpo_lab.ui.plots.style import DRAWING, FINE, GHOST, Canvas, chinese_font, legible, name_runs, new_figure
 
 _INKS = (
@@ -103,8 +103,7 @@ _AROUND = 8
 class LiveFigure:
     """One Agg figure without pyplot, to be drawn by one thread at a time.
 
-    `scale` enlarges everything, letters too, for a lecture. A `grouped` one is for
-    beginners: a chain of four rows, and no units.
+    `scale` enlarges everything, letters too. A `grouped` one is for beginners: a chain of four rows, and no units.
     """
 
     def __init__(self, scale: float = 1.0, grouped: bool = False) -> None:
@@ -146,7 +145,7 @@ class LiveFigure:
         place = self.place("chain", x, y)
         return place and strip.cell(screen, strip.span(whole or [screen], ROOM), CHAIN_WIDE, *place[1:])
 
-    def png(self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()) -> bytes:
+    def png(self, screen: Screen, kept: Mapping[str, Screen] = {}, whole: Sequence[Screen] = ()) -> bytes:
         """The screen as a PNG, over the curves of kept runs.
 
         The axes also hold the values of `whole`: a recording of which a part is shown.
@@ -154,47 +153,40 @@ class LiveFigure:
         return png(np.asarray(self.draw(screen, kept, whole)))
 
     def halves(
-        self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()
+        self, screen: Screen, kept: Mapping[str, Screen] = {}, whole: Sequence[Screen] = ()
     ) -> tuple[bytes, bytes]:
         """The same as two PNGs: the curves, and the chain."""
         pixels, ((cut, _), _) = np.asarray(self.draw(screen, kept, whole)), self.sizes
         left, right = (png(np.ascontiguousarray(half), self.dark) for half in (pixels[:, :cut], pixels[:, cut:]))
         return left, right
 
-    def draw(
-        self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()
-    ) -> memoryview:
+    def draw(self, screen: Screen, kept: Mapping[str, Screen] = {}, whole: Sequence[Screen] = ()) -> memoryview:
         """The pixels, (height, width, 4)."""
         with DRAWING:
-            return self._draw(screen, kept or {}, whole)
-
-    def _draw(self, screen: Screen, kept: Mapping[str, Screen], whole: Sequence[Screen]) -> memoryview:
-        of_chain = strip.span(whole or [screen], ROOM)
-        steps = strip.span([*(whole or [screen]), *kept.values()], ROOM)
-        series = {name: curves.rows_of(name, screen) for name in CURVES}
-        scales = {name: self._scale(name, series[name], screen, [*kept.values(), *whole]) for name in CURVES}
-        moves = {name: curves.points(name, series[name], scales[name], screen) for name in CURVES}
-        cells, _ = strip.grid(screen, *of_chain, strip.columns(screen, of_chain, CHAIN_WIDE), self._grouped)
-        key = _key(screen, kept, (steps, of_chain, cells.shape), scales, moves)
-        if key != self._key:
-            self._draw_background(screen, kept, steps, of_chain, scales, moves)
-            self._key = key
-        moves["strip"] = strip.points(self._axes["strip"], screen, of_chain, cells)
-        for name, found in moves.items():
-            for gid, (x, y) in found.items():
-                self._lines[name][gid].set_data(x, y)
-        for name in CURVES:
-            curves.keep_clear(self._axes[name])
-        self._axes["strip"].images[0].set_data(cells)
-        self._canvas.restore_region(self._background)
-        renderer = self._canvas.get_renderer()
-        for artist in self._moving:
-            artist.draw(renderer)
-        return self._canvas.buffer_rgba()
-
-    def _scale(self, name: str, series: Sequence[Series], screen: Screen, others: Sequence[Screen]) -> Scale:
-        rows = [*series, *(each for other in others for each in curves.rows_of(name, other))]
-        return scale_of(name, curves.numbers(name, rows, screen, [screen, *others]), steady=True)
+            of_chain = strip.span(whole or [screen], ROOM)
+            steps = strip.span([*(whole or [screen]), *kept.values()], ROOM)
+            scales, moves, all_screens = {}, {}, [screen, *kept.values(), *whole]
+            for name in CURVES:
+                rows = [each for other in all_screens for each in curves.rows_of(name, other)]
+                scales[name] = scale_of(name, curves.numbers(name, rows, screen, all_screens), steady=True)
+                moves[name] = curves.points(name, curves.rows_of(name, screen), scales[name], screen)
+            cells, _ = strip.grid(screen, *of_chain, strip.columns(screen, of_chain, CHAIN_WIDE), self._grouped)
+            key = _key(screen, kept, (steps, of_chain, cells.shape), scales, moves)
+            if key != self._key:
+                self._draw_background(screen, kept, steps, of_chain, scales, moves)
+                self._key = key
+            moves["strip"] = strip.points(self._axes["strip"], screen, of_chain, cells)
+            for name, found in moves.items():
+                for gid, (x, y) in found.items():
+                    self._lines[name][gid].set_data(x, y)
+            for name in CURVES:
+                curves.keep_clear(self._axes[name])
+            self._axes["strip"].images[0].set_data(cells)
+            self._canvas.restore_region(self._background)
+            renderer = self._canvas.get_renderer()
+            for artist in self._moving:
+                artist.draw(renderer)
+            return self._canvas.buffer_rgba()
 
     def _draw_background(
         self, screen: Screen, kept: Mapping[str, Screen], steps: Any, of_chain: Any, scales: Any, moves: Any
@@ -273,15 +265,10 @@ def _legend(figure: Figure, kept: Mapping[str, Screen], forks: Sequence[int]) ->
 def _key(screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> object:
     """All that a background depends on: while the key stays the same, only points move."""
     artists = {name: (tuple(found), len(next(iter(found.values()))[0]) > FINE) for name, found in moves.items()}
-    happened = (
-        screen.kinds(),
-        *(tuple(screen.marked(kind)) for kind in ("changed", "forked")),
-        screen.crash_step,
-        tuple(curves.rescues(screen)),
-    )
+    marks = screen.kinds(), screen.marked("changed"), screen.marked("forked"), screen.crash_step, curves.rescues(screen)
     limits = tuple(step for step, _ in screen.settings)
     runs = tuple((name, id(other)) for name, other in kept.items())
-    return (steps, scales, artists, happened, limits, screen.first_break, runs)
+    return (steps, scales, artists, marks, limits, screen.first_break, runs)
 
 
 FRAMES_PER_SECOND = 5.0

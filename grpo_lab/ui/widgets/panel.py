@@ -79,7 +79,10 @@ class Runner:
 
         def make(child: Child) -> Run:
             directory = run_folder.new_folder(self._folder(config.run.name))
-            return Run(_with_checkpoints(notebook_mode.settled(config)), directory, child=child)
+            settled = notebook_mode.settled(config)
+            if config.model.name == "tiny" and config.run.checkpoint_minutes:  # small and quick enough for many
+                settled = settled.with_(f"run.checkpoint_minutes={CHECKPOINT_MINUTES}")
+            return Run(settled, directory, child=child)
 
         check(config)
         return self._begin(make, view, pace)
@@ -141,12 +144,6 @@ class Runner:
         except ConfigError as error:
             return f"{text('panel.acts_next_run', what=what)} {error}"
         return text("panel.acts_now" if len(live) == len(overrides) else "panel.acts_partly", what=what)
-
-
-def _with_checkpoints(config: Config) -> Config:
-    """The config with a checkpoint every few seconds, where the model is small and the run has any."""
-    small = config.model.name == "tiny" and config.run.checkpoint_minutes
-    return config.with_(f"run.checkpoint_minutes={CHECKPOINT_MINUTES}") if small else config
 
 
 def _run(session: Run, child: Child, over: Future[Run]) -> None:
@@ -263,7 +260,6 @@ class Panel:
         first = self.figure.halves(begun) if self._watched else (b"", b"")
         self._controls = Controls(self._call, controls, guards_shown, self.figure.sizes, first, pace)
         self.widget, self.timeline = self._controls.widget, self._controls.timeline
-        self._clicks: dict[str, Callable[[Mapping[str, Any]], None]] = {"curves": self._look, "chain": self._open_cell}
         self._opened: object = None
         self._controls.browser.observe(lambda change: self._set_dark(change["new"]), "dark")
         self._controls.browser.observe(lambda change: self._clicked(change["new"]), "clicked")
@@ -456,8 +452,7 @@ class Panel:
 
         Raises RunError when the folder holds no run.
         """
-        session = Session.open(recordings.find(run))
-        self._show_session(session)
+        self._show_session(session := Session.open(recordings.find(run)))
         return session
 
     def play(self, speed: float | None = None) -> None:
@@ -524,8 +519,7 @@ class Panel:
 
     def _clicked(self, click: Mapping[str, Any]) -> None:
         """Open what a click on a half of the figure asks for; see `BrowserPart.clicked`."""
-        if opens := self._clicks.get(click["half"]):
-            opens(click)
+        (self._look if click["half"] == "curves" else self._open_cell)(click)
 
     def _look(self, click: Mapping[str, Any]) -> None:
         """Open the tokens of the step that was clicked, or, by an arrow key, of the next one."""
@@ -561,8 +555,8 @@ class Panel:
 
     def _can_go_on(self) -> bool:
         """Whether the run on screen is one of this panel's that ended before its last step."""
-        ended = ("crashed", "stopped", "running", "failed")
-        return self.session is not None and self.session.directory.parent == self._runs and self.session.status in ended
+        session = self.session
+        return session is not None and session.directory.parent == self._runs and session.status not in ("new", "done")
 
     def _load(self, events: Sequence[Event], note: str = "") -> None:
         self._opened = self._controls.show_anatomy("")
@@ -612,7 +606,7 @@ class Panel:
         begun = len(timeline.history.events) > (session.before if live and session else -1)
         screens = self.screens()
         if asked or moved:
-            self._controls.show_pictures(*self.figure.halves(*screens))
+            self._controls.curves.value, self._controls.chain.value = self.figure.halves(*screens)
         due = time.monotonic() - self._words_at >= WORDS_EVERY or not live or paused
         if due:
             own = "paused" if paused else "" if begun else "starting"
