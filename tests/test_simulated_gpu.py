@@ -114,12 +114,14 @@ WAYS = {
     "stable": (10, ()),
     "LoRA": (10, ("lora.r=4",)),
     "filters": (11, ("run.streams=2", "sampling.temperature=0.7", *(f"sampling.{each}" for each in FILTERS))),
-    "micro-batches": (30, ("loss.num_iterations=2", "data.micro_batch_prompts=1", "run.exact_kl=true")),
+    "micro-batches": (36, ("loss.num_iterations=2", "data.micro_batch_prompts=1", "run.exact_kl=true")),
     "reward to go": (12, CREDIT),
     "shaping": (20, (*SHAPING, "loss.entropy_coef=0.01", "loss.top_entropy_quantile=0.5", "run.num_eval=8")),
-    "plain pass": (10, ("model.prompt_pass=plain",)),
+    "plain pass": (12, ("model.prompt_pass=plain",)),
 }
-"""For each way the most waits of a step beside one for each token that is decoded."""
+"""For each way the most waits of a step beside NOTES and one for each token that is decoded."""
+NOTES = 2
+"""Waits for token notes, and for whose tokens the worst elements are."""
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -128,7 +130,7 @@ def test_a_step_is_that_of_a_cpu_and_waits_no_more_often(gpu, way):
     config = STEP.with_(*settings)
     first, *rest = same_on_both(gpu, config)
     tokens = gpu.launches["multinomial"]  # each random stream draws on its own
-    assert 0 < gpu.waits.total() <= most + tokens, gpu.waits.most_common()
+    assert 0 < gpu.waits.total() <= most + NOTES + tokens, gpu.waits.most_common()
     assert not gpu.pinned, "a small model has its snapshot on the GPU"
     if is_plain(config.sampling):  # with filters every step measures the gap, on a CPU too
         assert first.metrics[f"{ON_CUDA}/max"] < 1e-4 and not any(ON_CUDA in name for s in rest for name in s.metrics)
@@ -138,9 +140,9 @@ def test_a_step_of_the_preset_stays_within_its_budget(gpu):
     """A token waits once, and launches what the passes of a model of four layers do."""
     steps(preset("stable").with_("run.device=cuda", "run.threads=1", "run.num_steps=2", "data.num_prompts=4"), gpu)
     tokens = gpu.launches["multinomial"]
-    assert 2 <= tokens <= 5, "else these are not the budgets of a step with 25 waits and 1,060 launches at most"
-    assert gpu.waits.total() <= 10 + tokens, gpu.waits.most_common()
-    assert gpu.launches.total() <= 560 + 105 * tokens, gpu.launches.most_common()
+    assert 2 <= tokens <= 5, "else these are not the budgets of a step with 27 waits and 1,100 launches at most"
+    assert gpu.waits.total() <= 10 + NOTES + tokens, gpu.waits.most_common()
+    assert gpu.launches.total() <= 600 + 105 * tokens, gpu.launches.most_common()
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16_pure"])
@@ -148,7 +150,7 @@ def test_a_step_in_half_precision_has_no_operator_that_mixes_devices(gpu, precis
     """A CPU rounds half precision in other places, so that its numbers are not compared."""
     found = steps(STEP.with_("run.device=cuda", "run.num_steps=1", f"model.precision={precision}"), gpu)
     assert len(found) == 1 and not found[-1].failed
-    assert gpu.waits.total() <= 16 + gpu.launches["multinomial"], gpu.waits.most_common()
+    assert gpu.waits.total() <= 16 + NOTES + gpu.launches["multinomial"], gpu.waits.most_common()
 
 
 DUAL = ("objectives.F.num_prompts=2", "objectives.H.num_prompts=2", "sft.num_steps=1", "sft.batch_size=4")
@@ -165,7 +167,7 @@ OTHERS = {
 def test_other_runs_are_those_of_a_cpu(gpu, name):
     most, each, config = OTHERS[name]
     same_on_both(gpu, config)
-    assert gpu.waits.total() <= most + each * gpu.launches["multinomial"], gpu.waits.most_common()
+    assert gpu.waits.total() <= most + NOTES + each * gpu.launches["multinomial"], gpu.waits.most_common()
 
 
 def test_all_faults_are_those_of_a_cpu(gpu):
@@ -226,7 +228,7 @@ def test_the_snapshot_of_a_large_model_is_in_pinned_memory_and_goes_back_from_th
     found = same_on_both(gpu, config)
     assert [step.verdict for step in found] == [Verdict.KEEP, Verdict.ROLL_BACK, Verdict.KEEP]
     assert sum(gpu.pinned.values()) // sum(p.numel() for p in shallow()[0].parameters()) == 3, "weights and two moments"
-    assert gpu.waits.total() <= 10 + gpu.launches["multinomial"], gpu.waits.most_common()
+    assert gpu.waits.total() <= 10 + NOTES + gpu.launches["multinomial"], gpu.waits.most_common()
 
 
 def test_deterministic_runs_on_cuda_ask_for_the_workspace_of_cublas(gpu, monkeypatch):

@@ -85,7 +85,7 @@ class Recorder:
         """From tokens to the text of a prompt."""
         self._whole: dict[str, Batch] = {}
         """The step's batch, by objective."""
-        self._rows: dict[int, tuple[list[int], list[list[int]]]] = {}
+        self._rows: dict[tuple[int, int], tuple[list[int], list[list[int]]]] = {}
         """Of each batch of the notes that are being read."""
 
     def metric(self, name: str, value: Tensor, update: int = 0) -> None:
@@ -165,7 +165,8 @@ class Recorder:
         batch = batch if objective is None else self._whole.get(objective)
         if batch is None or shape[0] != len(batch.prompt_ids if of_prompts else batch.group):
             return {}, ""
-        groups, prompts = self._rows.get(id(batch)) or self._rows.setdefault(id(batch), _rows(batch))
+        key = id(batch.group), id(batch.prompt_ids)  # the batches of a step mostly share them
+        groups, prompts = self._rows.get(key) or self._rows.setdefault(key, _rows(batch))
         group = index[0] if of_prompts else groups[index[0]]
         number = index[1] if of_prompts else groups[: index[0]].count(group)
         token = {} if of_prompts else {"token": index[1] + 1.0}

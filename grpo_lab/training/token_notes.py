@@ -33,27 +33,24 @@ class _Row(NamedTuple):
 
     update: int
     number: int
-    prompt: Tensor
+    prompt: list[int]
     """Token ids, without padding."""
     values: dict[str, np.ndarray]
     clip: tuple[float, float] | None
 
 
 class _Table(NamedTuple):
-    """The numbers (n, b, T) of a micro-batch, by name; on their device."""
+    """The numbers of a micro-batch, in one tensor: of each name (b, T), then the prompts (b, S), -1 where padded."""
 
     names: Sequence[str]
-    numbers: Tensor
-    batch: Batch
+    shape: torch.Size
+    """(n, b, T)."""
+    packed: Tensor
+    """On their device, so that all of a step are moved at once."""
     update: int
     first: int
     """The number of its first completion in the batch of the step."""
     clip: tuple[float, float] | None
-
-    def row(self, row: int, values: dict[str, np.ndarray]) -> _Row:
-        group, own = self.batch.group[row], {name: each[row] for name, each in values.items()}
-        prompt = self.batch.prompt_ids[group][self.batch.prompt_mask[group] > 0]
-        return _Row(self.update, self.first + row, prompt, own, self.clip)
 
 
 class TokenNotes:
@@ -97,8 +94,11 @@ class TokenNotes:
     def flush(self, tokenizer: Any) -> tuple[CompletionNote, ...]:
         """The notes since the last flush."""
         self._finish()
-        for table in self._waiting:
-            self._choose(table)
+        if self._waiting:
+            ends = np.cumsum([len(table.packed) for table in self._waiting])[:-1]
+            moved = torch.cat([table.packed for table in self._waiting]).cpu().numpy()
+            for table, packed in zip(self._waiting, np.split(moved, ends), strict=True):
+                self._choose(table, packed)
         rows, whys = dict[tuple[int, int], _Row](), dict[tuple[int, int], list[str]]()
         usual = [("usual", row) for row in self._usual]
         for why, row in [*((name, row) for name, (_, row) in self._kept.items()), *usual]:
@@ -127,26 +127,35 @@ class TokenNotes:
             if (found := getattr(batch, name)) is not None:
                 parts[name] = found
         numbers = torch.stack([each.detach().float().expand(batch.completions.shape) for each in parts.values()])
-        table = _Table(tuple(parts), numbers, batch, place[1], first, clip)
-        if numbers.is_cuda:
+        prompts = batch.prompt_ids.masked_fill(batch.prompt_mask == 0, -1)[batch.group]
+        packed = torch.cat([numbers.flatten(), prompts.flatten()])
+        table = _Table(tuple(parts), numbers.shape, packed, place[1], first, clip)
+        if packed.is_cuda:
             self._waiting.append(table)
         else:
-            self._choose(table)
+            self._choose(table, packed.numpy())
 
-    def _choose(self, table: _Table) -> None:
-        numbers = table.numbers.cpu().numpy()
+    def _choose(self, table: _Table, packed: np.ndarray) -> None:
+        numbers, prompts = np.split(packed, [table.shape.numel()])
+        numbers, prompts = numbers.reshape(table.shape), prompts.reshape(table.shape[1], -1).astype(int)
+
+        def row_of(row: int) -> _Row:
+            own = {name: each[row] for name, each in values.items()}
+            prompt = prompts[row][prompts[row] >= 0].tolist()
+            return _Row(table.update, table.first + row, prompt, own, table.clip)
+
         values = dict(zip(table.names, numbers, strict=True))
         sizes = {name: np.fmax.reduce(np.abs(values[name]), axis=1, initial=-1.0) for name in WORST if name in values}
         for name, size in sizes.items():
             row = int(size.argmax())
             if size[row] > self._kept.get(name, (0.0,))[0]:
-                self._kept[name] = float(size[row]), table.row(row, values)
+                self._kept[name] = float(size[row]), row_of(row)
         if "nonfinite" not in self._kept and not np.isfinite(numbers).all():
             broken = next(values[name] for name in CHAIN if name in values and not np.isfinite(values[name]).all())
-            self._kept["nonfinite"] = np.inf, table.row(int(np.abs(broken).argmax()) // broken.shape[1], values)
+            self._kept["nonfinite"] = np.inf, row_of(int(np.abs(broken).argmax()) // broken.shape[1])
         if not table.first:
             order = sizes["gradient" if "gradient" in sizes else "log_ratio"].argsort()
-            self._usual = [table.row(int(order[len(order) * quarter // 4]), values) for quarter in (1, 2, 3)]
+            self._usual = [row_of(int(order[len(order) * quarter // 4])) for quarter in (1, 2, 3)]
 
     def _note(self, row: _Row, why: tuple[str, ...], tokenizer: Any) -> CompletionNote:
         values, length = row.values, int(np.flatnonzero(row.values["trained"])[-1:].sum()) + 1
