@@ -3,6 +3,7 @@
 import importlib.util
 import math
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from grpo_lab.analysis.anatomy import COMPUTED, anatomy, place, source
 from grpo_lab.analysis.run_state import MULTINOMIAL, fold
 from grpo_lab.core import loss
 from grpo_lab.core.batch import Batch
-from grpo_lab.core.hooks import Verdict
+from grpo_lab.core.hooks import Context, Verdict
 from grpo_lab.errors import RunError
 from grpo_lab.events import LinkNote, Started, Stepped, from_json
 from grpo_lab.metrics import LINKS
@@ -63,6 +64,7 @@ def test_an_expression_that_is_gone_is_an_error_and_a_changed_file_is_read_again
     path = tmp_path / "own.py"
     path.write_text("def f(x):\n    return x + 1\n")
     spec = importlib.util.spec_from_file_location("own", path)
+    assert spec and spec.loader
     own = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(own)
     assert source(own.f, ("x + 1",)).lines[1] == (2, "    return x + 1", True)
@@ -120,7 +122,7 @@ def located():
     """A recorder of a step of two prompts, of whose second one a completion left."""
     recorder = Recorder()
     recorder.decode = lambda ids: "+".join(map(str, ids))
-    recorder.context = SimpleNamespace(batch=batch_of([0, 0, 0, 1, 1]))
+    recorder.context = cast(Context, SimpleNamespace(batch=batch_of([0, 0, 0, 1, 1])))
     return recorder
 
 
@@ -154,15 +156,17 @@ def test_the_places_of_older_files_are_words_too():
 def test_a_note_of_an_older_file_is_read():
     note = '{"link": "loss", "update": 0, "magnitude": "nan", "nonfinite": 1, "numel": 1, "where": "", "facts": {}}'
     rest = '"step": 0, "updates": 0, "verdict": "KEEP", "metrics": {}, "actions": [], "samples": []'
-    (link,) = from_json(f'{{"event": "Stepped", {rest}, "links": [{note}]}}').links
+    event = from_json(f'{{"event": "Stepped", {rest}, "links": [{note}]}}')
+    assert isinstance(event, Stepped)
+    (link,) = event.links
     assert (link.shape, link.histogram, link.prompt) == ((), (), "")
 
 
 def test_the_broken_update_of_the_headline_has_its_operator_and_lines(crashed):
-    found = anatomy(crashed, "gradients")
+    found, before = anatomy(crashed, "gradients"), anatomy(crashed, "gradients", 0, 0)
+    assert found.note and before.note and not before.note.nonfinite
     assert (found.step, found.note.update) == (0, 1), "without a step, that of the first break"
     assert "float16" in found.operator and "65504" in found.explanation
-    assert anatomy(crashed, "gradients", 0, 0).note.nonfinite == 0
     assert f"{found.note.nonfinite:,.0f} of 834,560" in str(found) and "loss.backward()" in str(found)
     with pytest.raises(RunError, match="step 1"):
         anatomy(crashed, "weights", 1)

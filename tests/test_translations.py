@@ -174,7 +174,7 @@ def test_the_alternative_text_of_a_figure_is_chinese(name, monkeypatch):
         "smoke",
     }
     assert numbers(said) == numbers(english)
-    assert f'alt="{escape(said)}"' in html.figure((b"", b""), screen)
+    assert f'alt="{escape(said)}"' in html.figure((b"", b""), said)
     assert not re.search("[;,()]", said)
 
 
