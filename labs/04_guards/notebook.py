@@ -188,7 +188,7 @@ from grpo_lab.runs.summary import summary
 
 rescue.open(doomed.directory)
 rescue.switch("clamp_log_ratio", True)
-rescue.fork(doomed.first_break().step - 1)  # the step before the one that broke: 19
+rescue.fork(min(19, len(doomed.records) - 1))
 saved = await rescue.wait()
 print(summary(saved.events))
 for event in saved.events:
