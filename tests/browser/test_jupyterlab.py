@@ -127,6 +127,41 @@ def test_a_click_on_a_spike_shows_the_token_that_the_events_name(notebook):
 
 
 @pytest.mark.slow
+def test_a_chinese_panel_fits_a_dark_and_narrow_page(notebook, wait_until):
+    use = "from grpo_lab import messages\nmessages.use({!r})"
+    panel = "from grpo_lab.ui.widgets import Panel\nPanel(recording='lecture-cuda-001')"
+    nb = notebook(f"{use.format('zh')}\n{panel}", use.format("en"))
+    nb.run_cell_to_its_end(0)
+    says(nb, "start", "开始")
+    expect(nb.find("panel").get_by_role("tab", name="防护")).to_be_visible()
+    says(nb, "status", "步")
+    light, boxes = nb.picture(), "node => node.getBoundingClientRect().toJSON()"
+    plot, chain = (nb.find(part).evaluate(boxes) for part in ("plot", "chain"))
+    assert chain["left"] >= plot["right"] - 1 and chain["top"] == plot["top"]
+    for theme in ("Dark", "Light"):
+        nb.page.evaluate(
+            "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", f"JupyterLab {theme}"
+        )
+        nb.page.wait_for_function(
+            """dark => { const ink = document.querySelector('.grpo-lab-panel .widget-label');
+                const paper = document.querySelector('.grpo-lab-panel');
+                const light = (style) => Math.max(...style.match(/[0-9]+/g).slice(0, 3).map(Number)) > 127;
+                const words = light(getComputedStyle(ink).color), page = light(getComputedStyle(paper).backgroundColor);
+                return words === dark && page === !dark }""",
+            arg=theme == "Dark",
+        )
+        if theme == "Dark":
+            wait_until("the picture is dark", lambda: nb.picture() != light)
+    nb.page.set_viewport_size({"width": 900, "height": 1000})
+    plot, chain, panel = (nb.find(part).evaluate(boxes) for part in ("plot", "chain", "panel"))
+    assert chain["top"] >= plot["bottom"] - 1, "the chain stands below the curves"
+    assert max(plot["right"], chain["right"]) <= panel["right"]
+    assert set(nb.find("banner").locator("pre").evaluate(LINES_OF_WORDS)) == {1}, "no word is broken"
+    nb.page.set_viewport_size({"width": 1280, "height": 1000})
+    nb.run_cell_to_its_end(1)  # other tests share the kernel
+
+
+@pytest.mark.slow
 def test_a_panel_of_a_kernel_that_restarted_keeps_its_picture_and_says_what_to_do(notebook):
     nb = notebook("from grpo_lab.ui.widgets import Panel\nPanel(recording='lecture-cuda-001')")
     nb.run_cell_to_its_end(0)
@@ -202,41 +237,6 @@ def test_a_fork_before_the_crash_is_the_same_run_without_a_guard_and_saved_with_
     says(nb, "status", "starting")
     says(nb, "status", "done")  # the guard is still on
     shot("ghost")
-
-
-@pytest.mark.slow
-def test_a_chinese_panel_fits_a_dark_and_narrow_page(notebook, wait_until):
-    use = "from grpo_lab import messages\nmessages.use({!r})"
-    panel = "from grpo_lab.ui.widgets import Panel\nPanel(recording='lecture-cuda-001')"
-    nb = notebook(f"{use.format('zh')}\n{panel}", use.format("en"))
-    nb.run_cell_to_its_end(0)
-    says(nb, "start", "开始")
-    expect(nb.find("panel").get_by_role("tab", name="防护")).to_be_visible()
-    says(nb, "status", "步")
-    light, boxes = nb.picture(), "node => node.getBoundingClientRect().toJSON()"
-    plot, chain = (nb.find(part).evaluate(boxes) for part in ("plot", "chain"))
-    assert chain["left"] >= plot["right"] - 1 and chain["top"] == plot["top"]
-    for theme in ("Dark", "Light"):
-        nb.page.evaluate(
-            "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", f"JupyterLab {theme}"
-        )
-        nb.page.wait_for_function(
-            """dark => { const ink = document.querySelector('.grpo-lab-panel .widget-label');
-                const paper = document.querySelector('.grpo-lab-panel');
-                const light = (style) => Math.max(...style.match(/[0-9]+/g).slice(0, 3).map(Number)) > 127;
-                const words = light(getComputedStyle(ink).color), page = light(getComputedStyle(paper).backgroundColor);
-                return words === dark && page === !dark }""",
-            arg=theme == "Dark",
-        )
-        if theme == "Dark":
-            wait_until("the picture is dark", lambda: nb.picture() != light)
-    nb.page.set_viewport_size({"width": 900, "height": 1000})
-    plot, chain, panel = (nb.find(part).evaluate(boxes) for part in ("plot", "chain", "panel"))
-    assert chain["top"] >= plot["bottom"] - 1, "the chain stands below the curves"
-    assert max(plot["right"], chain["right"]) <= panel["right"]
-    assert set(nb.find("banner").locator("pre").evaluate(LINES_OF_WORDS)) == {1}, "no word is broken"
-    nb.page.set_viewport_size({"width": 1280, "height": 1000})
-    nb.run_cell_to_its_end(1)  # other tests share the kernel
 
 
 def test_exercises_answer_in_words(notebook, server):
