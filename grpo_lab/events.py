@@ -133,7 +133,7 @@ class Stepped:
     extras: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values that reward functions logged with `log_extra`, by column: one for each sample of an objective."""
     completions: tuple[CompletionNote, ...] = ()
-    """At most eight that explain the step's numbers."""
+    """At most seven that explain the step's numbers."""
 
     @property
     def refused(self) -> bool:
