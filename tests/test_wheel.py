@@ -173,7 +173,7 @@ def test_recordings_are_traced_and_replayed(run, tmp_path):
 @pytest.mark.slow
 def test_the_labs_are_served_from_a_copy_and_the_lecture_shows_its_panel(run, environment, tmp_path):
     own = {f"JUPYTER_{kind}_DIR": str(tmp_path / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
-    log, address = tmp_path / "log", re.compile(r"(http://127\.0\.0\.1:\d+)/lab\?(token=\w+)")
+    log, address = tmp_path / "log", re.compile(r"(http://127\.0\.0\.1:\d+)/lab/tree/00_start\.ipynb\?(token=\w+)")
     with log.open("wb") as out:
         server = subprocess.Popen(
             [str(environment[0] / "grpo-lab"), "labs", "open", "--no-browser"],
