@@ -240,6 +240,24 @@ def test_a_run_that_was_stopped_goes_on_from_the_command_line(call, tmp_path):
     assert code == 2 and "is done, after 6 steps" in err and err.count("\n") == 1
 
 
+def test_a_run_is_forked_from_the_command_line(call, tmp_path):
+    config = gl.preset("smoke").with_("run.threads=1", "run.num_steps=4", "run.checkpoint_minutes=0")
+    gl.Session(config, tmp_path / "run", child=False).run()
+    fork = ("train", "--resume", tmp_path / "run", "--fork")
+    code, out, err = call(*fork, 2, "--recover", "optimizer.learning_rate=*0.5", "--out", tmp_path / "fork", "--json")
+    assert (code, err) == (0, "")
+    mine, theirs = gl.Session.open(tmp_path / "fork").records, gl.Session.open(tmp_path / "run").records
+    same = [mine.loc[step, "grad_norm"] == theirs.loc[step, "grad_norm"] for step in range(4)]
+    assert same == [True, True, True, False]
+    assert '"event": "Forked", "step": ' in out
+    code, _, err = call(*fork, 9)
+    assert code == 2 and "fork it before a step from 0 to 3, not 9" in err and err.count("\n") == 1
+    code, _, err = call(*fork, 1, "--processes", 2)
+    assert code == 2 and "leave out --processes" in err
+    code, _, err = call("train", "--fork", 1)
+    assert code == 2 and "--resume" in err
+
+
 # --- settings and config files ---------------------------------------------------------------------------------------
 
 

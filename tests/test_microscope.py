@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from matplotlib.patches import Rectangle
 
 from grpo_lab.algorithm.kl import k3
-from grpo_lab.analysis.run_state import fold
+from grpo_lab.analysis.run_state import CURVES, fold
 from grpo_lab.config.schema import Config
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.core.loss import clipped_surrogate
@@ -105,8 +106,14 @@ def test_a_click_and_arrow_keys_open_a_step_of_the_panel(monkeypatch, tmp_path):
         assert microscope.event is not None and microscope.event.step == step
     browser.clicked = {"half": "curves", "x": 0.5, "y": 0.5, "n": 9}
     assert microscope.event is events[1], "between the axes nothing is opened"
+    assert panel.frames.settle(60)
+    for name in CURVES:
+        (band,) = (patch for patch in panel.figure._axes[name].patches if patch.get_gid() == "opened")
+        assert isinstance(band, Rectangle) and band.get_x() < 0 < band.get_x() + band.get_width(), "step 0"
     panel.open("mystery-1")
     assert microscope.event is None, "another run"
+    assert panel.frames.settle(60)
+    assert not any(patch.get_gid() == "opened" for axes in panel.figure._axes.values() for patch in axes.patches)
 
 
 def test_text_of_a_model_is_a_line_for_the_first_step_the_step_shown_and_each_kept_run():

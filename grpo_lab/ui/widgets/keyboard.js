@@ -21,8 +21,9 @@ function render({ model, el }) {
     event.stopPropagation();
     model.send({ key: event.key });
   };
-  // After a click the frame takes the focus back: the next space plays or pauses, and does not press the button again.
-  const release = (event) => { if (event.detail > 0 && event.target.closest("button")) bound.focus(); };
+  // After a click the frame takes the focus back: the next space plays or pauses and does not press the button again, and
+  // an arrow moves the run after a click on a curve, too.
+  const release = (event) => { if (event.detail > 0 && event.target.closest("button, img")) bound.focus(); };
   let bound = null;
   const bind = () => {
     const target = el.closest("." + model.get("frame"));

@@ -119,6 +119,8 @@ class LiveFigure:
         self._key: object = None
         self.dark = False
         """Whether `halves` are for a dark page."""
+        self.opened: int | None = None
+        """The step whose tokens are open: a band marks it on the curves."""
         self.backgrounds = 0
         """The number of backgrounds drawn so far."""
 
@@ -171,7 +173,7 @@ class LiveFigure:
                 scales[name] = scale_of(name, curves.numbers(name, rows, screen, all_screens), steady=True)
                 moves[name] = curves.points(name, curves.rows_of(name, screen), scales[name], screen)
             cells, _ = strip.grid(screen, *of_chain, strip.columns(screen, of_chain, CHAIN_WIDE), self._grouped)
-            key = _key(screen, kept, (steps, of_chain, cells.shape), scales, moves)
+            key = self.opened, _key(screen, kept, (steps, of_chain, cells.shape), scales, moves)
             if key != self._key:
                 self._draw_background(screen, kept, steps, of_chain, scales, moves)
                 self._key = key
@@ -199,6 +201,8 @@ class LiveFigure:
         self._axes = curves.panels(figure, top=0.36 + extra, tall=tall, left=left, right=right)
         for name, axes in self._axes.items():
             curves.draw(axes, name, {"": screen, **kept}, steps, screen, scales[name], say, units=not self._grouped)
+            if self.opened is not None:
+                axes.axvspan(self.opened - 0.4, self.opened + 0.4, color="#DDDDDD", zorder=0.5, gid="opened")
         left, right = CHAIN_AT
         axes = self._axes["strip"] = figure.add_axes((left, 0.5 / HIGH, right - left, CHAIN_HIGH / HIGH))
         strip.draw(axes, screen, of_chain, say=say, grouped=self._grouped)

@@ -533,6 +533,7 @@ class Panel:
             settings = (timeline.screen() if timeline.live else timeline.whole).settings
             configs = [self.config, *(Config.from_dict(tree) for since, tree in settings if since <= event.step)]
             microscope.open(event, configs[-1], place[0])
+            self.refresh()
 
     def _begin_anew(self, config: Config) -> None:
         self.stop()
@@ -606,6 +607,8 @@ class Panel:
         begun = len(timeline.history.events) > (session.before if live and session else -1)
         screens = self.screens()
         if asked or moved:
+            opened = self._controls.microscope.event
+            self.figure.opened = opened and opened.step
             self._controls.curves.value, self._controls.chain.value = self.figure.halves(*screens)
         due = time.monotonic() - self._words_at >= WORDS_EVERY or not live or paused
         if due:
