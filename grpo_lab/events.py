@@ -242,7 +242,7 @@ def to_json(event: Event) -> str:
     for part in (tree, *tree.get("actions", ())):
         said = {key: each.parts() for key, each in part.items() if isinstance(each, Sentence) and each.values}
         part |= {"said": said} if said else {}
-    return json.dumps(encodable(tree), allow_nan=False)
+    return json.dumps(encodable(tree), allow_nan=False, separators=(",", ":"))
 
 
 def from_json(line: str) -> Event:

@@ -249,7 +249,7 @@ def test_a_run_is_forked_from_the_command_line(call, tmp_path):
     mine, theirs = gl.Session.open(tmp_path / "fork").records, gl.Session.open(tmp_path / "run").records
     same = [mine.loc[step, "grad_norm"] == theirs.loc[step, "grad_norm"] for step in range(4)]
     assert same == [True, True, True, False]
-    assert '"event": "Forked", "step": ' in out
+    assert '{"event":"Forked","step":' in out
     code, _, err = call(*fork, 9)
     assert code == 2 and "fork it before a step from 0 to 3, not 9" in err and err.count("\n") == 1
     code, _, err = call(*fork, 1, "--processes", 2)
