@@ -9,7 +9,7 @@ from grpo_lab.analysis.run_state import fold
 from grpo_lab.config.catalog import preset
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.events import Ended, Evaluated, LinkNote, Resumed, Started, Stepped
-from grpo_lab.runs.outcome import Learned, outcome
+from grpo_lab.runs.outcome import Learned, MeanReward, change, outcome
 from grpo_lab.runs.summary import summary
 from grpo_lab.training.trainer import train
 
@@ -34,6 +34,8 @@ START = Started(preset("smoke").with_("data.num_prompts=16").to_dict(), 9, "cpu"
         (NOISY, [(0.256, 250), (0.0, 250)], Learned.LOST),
         ([value + step / 50 for step, value in enumerate(NOISY)], [(0.28, 250), (0.0, 250)], Learned.LOST),
         (NOISY, [(0.28, 40), (0.31, 40)], Learned.UNKNOWN),
+        ([*NOISY[:6], *[0.0] * 12], [(0.28, 40), (0.20, 40)], Learned.LOST),
+        ([*NOISY[:6], *[0.0] * 12], [(0.28, 250), (0.29, 250)], Learned.NOTHING),
         ([math.nan, *NOISY * 4], [(0.28, 250)], Learned.NOTHING),
     ],
 )
@@ -42,6 +44,11 @@ def test_the_result_is_told_from_noise(rewards, held_out, expected):
     evaluated = [Evaluated(len(steps) * place, *each) for place, each in enumerate(held_out)]
     events = [START, *evaluated[:1], *steps, *evaluated[1:]]
     assert outcome(events).learned is expected
+
+
+def test_one_step_of_right_answers_before_none_is_a_loss():
+    """As in the first explosion of lab 0: 5 of 16 answers are right in the first step, and none of 48 at the end."""
+    assert change(MeanReward(5 / 16, 16), MeanReward(0.0, 48), errors=3.0) is Learned.LOST
 
 
 def test_rewards_at_start_and_end_come_from_the_events():

@@ -405,7 +405,7 @@ def _result(found: Outcome) -> tuple[str, str]:
     """The status of a finished run by what it learned, and the rewards that say it."""
     if found.learned is Learned.NOTHING and not found.updates:
         return _RESULTS[found.learned], Sentence("no step changed the weights")
-    if not math.isnan(found.gained):
+    if not (found.by_training or math.isnan(found.gained)):
         said = Sentence("held-out reward {} before, {} after", shown(found.before), shown(found.after))
     elif math.isnan(found.first):
         return "done", ""

@@ -38,6 +38,8 @@ class Outcome:
     crash: Crash | None
     first_break: ChainBreak | None
     learned: Learned
+    by_training: bool
+    """Whether training rewards decided what it learned, not held-out ones."""
     first: float
     """Training reward of the first step."""
     start: float
@@ -86,8 +88,9 @@ class Outcome:
 def outcome(events: Sequence[Event]) -> Outcome:
     """What a run did, from its events; steps that were lost before it was resumed do not count.
 
-    Held-out rewards decide what it learned if both were measured. Otherwise those of the first and the last steps do,
-    against the noise of the run: 2 % of runs that do not change are said to have learned or lost.
+    Held-out rewards decide what it learned if both were measured. Otherwise, and where too few problems cannot say and
+    the run lost its training reward, those of the first and the last steps do, against the noise of the run: 2 % of runs
+    that do not change are said to have learned or lost.
 
     >>> from grpo_lab.config.catalog import preset
     >>> from grpo_lab.training.trainer import train
@@ -106,7 +109,9 @@ def outcome(events: Sequence[Event]) -> Outcome:
     notes = [note.magnitude for event in whole for note in event.links if note.link == "gradients"]
     training = _training_reward(config, steps)
     before, after = _held_out(events)
-    learned = training.learned if math.isnan(after.reward - before.reward) else change(before, after, training.noise)
+    learned = change(before, after, training.noise)
+    by_training = learned is Learned.UNKNOWN and (math.isnan(after.reward) or training.learned is Learned.LOST)
+    learned = training.learned if by_training else learned
     if not updates and not math.isnan(training.first):
         learned = Learned.NOTHING
     return Outcome(
@@ -115,6 +120,7 @@ def outcome(events: Sequence[Event]) -> Outcome:
         crash=ended.crash if ended else None,
         first_break=first_break(events),
         learned=learned,
+        by_training=by_training,
         first=training.first,
         start=training.start,
         end=training.end,
@@ -171,12 +177,13 @@ def change(
     'UNKNOWN'
     """
     gain = after.reward - before.reward
-    if math.isnan(gain) or not before.count:
+    if math.isnan(gain) or not (before.count and after.count):
         return Learned.UNKNOWN
-    variance = sum(max(noise, mean.reward * (1 - mean.reward)) / mean.count for mean in (before, after))
-    error = math.sqrt(variance)
-    if abs(gain) > errors * error:
+    both = (before.reward * before.count + after.reward * after.count) / (before.count + after.count)
+    # Is one mean enough for both? Their common variance decides that, and their own ones how far they may be apart.
+    if abs(gain) > errors * math.sqrt(max(noise, both * (1 - both)) * (1 / before.count + 1 / after.count)):
         return Learned.LEARNED if gain > 0 else Learned.LOST
+    error = math.sqrt(sum(max(noise, mean.reward * (1 - mean.reward)) / mean.count for mean in (before, after)))
     matters = MATTERS * max(1.0, abs(before.reward), abs(after.reward))
     return Learned.NOTHING if abs(gain) + sure * error < matters else Learned.UNKNOWN
 
