@@ -89,8 +89,8 @@ def outcome(events: Sequence[Event]) -> Outcome:
     """What a run did, from its events; steps that were lost before it was resumed do not count.
 
     Held-out rewards decide what it learned if both were measured. Otherwise, and where too few problems cannot say and
-    the run lost its training reward, those of the first and the last steps do, against the noise of the run: 2 % of runs
-    that do not change are said to have learned or lost.
+    the run lost its training reward, those of the first and the last steps do, against the noise of the run: 2 % of
+    runs that do not change are said to have learned or lost.
 
     >>> from grpo_lab.config.catalog import preset
     >>> from grpo_lab.training.trainer import train

@@ -115,6 +115,7 @@ class Timeline:
             self._place()
             for each in self._inputs:
                 each.disabled = not self.length
+            self.widget.layout.visibility = "hidden" if live else "visible"
 
     @property
     def position(self) -> int:
@@ -368,7 +369,7 @@ def _menu(name: str, nothing: str, names: list[str]) -> ipywidgets.Dropdown:
 class Switches:
     """Check boxes of guards. They call `switched` with a name and whether it is on when a user clicks, not in `show`.
 
-    A guard that a user switches on says below its sentence what it stops.
+    A guard that a user switches on says below its sentence what it stops and costs.
 
     A user's own guard, which has no class in GUARDS, gets a switch when a config with it is first shown.
     Raises ConfigError for an unknown name.
@@ -398,8 +399,8 @@ class Switches:
 
     def _clicked(self, name: str, on: bool) -> None:
         if name in GUARDS:
-            _, _, sections = about_guard(name)
-            self.about[name].value = html.fill("prose", "", "", {"Stops": sections["Stops"]}) if on else ""
+            shown = {word: said for word, said in about_guard(name)[2].items() if word in ("Stops", "Costs")}
+            self.about[name].value = html.fill("prose", "", "", shown) if on else ""
         self._switched(name, on)
 
     def _add(self, names: Sequence[str]) -> None:

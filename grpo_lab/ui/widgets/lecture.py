@@ -127,10 +127,12 @@ class Lecture:
             timeline.play()
 
     def move(self, steps: int) -> None:
-        """Move forward by so many steps; a negative number moves back."""
+        """Move forward by so many steps; a negative number moves back. Tokens that are open follow."""
         timeline = self.panel.timeline
         timeline.pause()
         timeline.move(timeline.position + steps)
+        if self.panel.figure.opened is not None:
+            self.panel.tokens(timeline.position - 1)
 
     def reset(self) -> None:
         """Stop a live run, and show the healthy run."""

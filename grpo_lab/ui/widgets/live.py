@@ -82,8 +82,8 @@ def _palettes() -> tuple[Image.Image, bytes]:
 
 
 DPI = 90
-ROOM = 50
-"""Steps on the x axis at the start; a longer run doubles the number."""
+ROOM = 100
+"""Most steps on the x axis at the start; a longer run doubles the number."""
 
 
 WIDE, HIGH = 13.0, 4.62
@@ -235,7 +235,10 @@ def thumbnail(screen: Screen) -> tuple[bytes, bytes]:
             scale = scale_of(name, curves.numbers(name, rows, None, [screen]))
             curves.set_scale(axes, scale)
             for gid, (x, y) in curves.points(name, rows, scale, screen, more=False).items():
-                axes.plot(x, y, "x" if gid.startswith("cross") else ".-", color=style.BLUE, ms=4, lw=1.2)
+                look = {"marker": "x", "ms": 8, "mew": 2} if gid.startswith("cross") else {"marker": ".", "ms": 4}
+                axes.plot(x, y, color=style.BLUE, lw=1.2, clip_on=False, zorder=4, **look)
+            if screen.crash_step is not None:
+                axes.axvline(screen.crash_step, color=style.VERMILLION, lw=1.5, ls=":")
             axes.set_title(say(METRICS[name].label), fontsize=8, loc="left", pad=3, fontfamily=_fonts())
             axes.tick_params(labelsize=6.5, length=2, pad=1)
             axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))

@@ -315,6 +315,7 @@ class Panel:
             self._paused, self._note, self._words_at = False, "", float("-inf")
             self.timeline.load(history, live=True)
             self._controls.microscope.close()
+            self._opened = self._controls.show_anatomy("")
             self.session = session = self._runner.session
             assert session is not None
         over.add_done_callback(lambda over: self._over(over, history, session))
@@ -529,10 +530,16 @@ class Panel:
             place = microscope.curve, min(step, len(timeline.history))
         else:
             place = self.figure.place("curves", click["x"], click["y"])
-        if place and (event := timeline.history.step(place[1])):
+        if place:
+            self.tokens(place[1], place[0])
+
+    def tokens(self, step: float, curve: str = "") -> None:
+        """Show the tokens of the step nearest to `step` below the figure, with the number that explains a curve."""
+        microscope, timeline = self._controls.microscope, self.timeline
+        if event := timeline.history.step(step):
             settings = (timeline.screen() if timeline.live else timeline.whole).settings
             configs = [self.config, *(Config.from_dict(tree) for since, tree in settings if since <= event.step)]
-            microscope.open(event, configs[-1], place[0])
+            microscope.open(event, configs[-1], curve or microscope.curve)
             self.refresh()
 
     def _begin_anew(self, config: Config) -> None:
