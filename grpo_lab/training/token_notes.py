@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,8 @@ CHAIN = ("advantage", "old_logprobs", "ref_logprobs", "logprobs", "log_ratio", "
 """In the order in which a step computes them."""
 
 
-class _Table(NamedTuple):
+@dataclass
+class _Table:
     """The numbers of a micro-batch."""
 
     names: Sequence[str]
@@ -44,10 +46,11 @@ class _Table(NamedTuple):
     """The number of its first completion in the batch of the step."""
     clip: tuple[float, float] | None
 
+    @functools.cached_property
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers (n, T, b) on the host, and the prompts (S, b)."""
-        end = len(self.names) * self.length
-        return self.packed[:end].view(len(self.names), self.length, -1).numpy(), self.packed[end:].numpy()
+        """The numbers (n, T, b), and the prompts (S, b), once they are on the host."""
+        columns, end = self.packed.numpy(), len(self.names) * self.length
+        return columns[:end].reshape(len(self.names), self.length, -1), columns[end:]
 
 
 class TokenNotes:
@@ -95,8 +98,9 @@ class TokenNotes:
         if self._waiting:
             shapes = [table.packed.shape for table in self._waiting]
             moved = torch.cat([table.packed.flatten() for table in self._waiting]).cpu()
-            for table, packed in zip(self._waiting, moved.split([shape.numel() for shape in shapes]), strict=True):
-                self._choose(table._replace(packed=packed.view(table.packed.shape)))
+            for table, packed in zip(self._waiting, moved.split([*map(torch.Size.numel, shapes)]), strict=True):
+                table.packed = packed.view(table.packed.shape)
+                self._choose(table)
         found: dict[tuple[int, int], tuple[_Table, int, list[str]]] = {}
         usual = [("usual", *place) for place in self._usual]
         for why, table, row in [*((name, table, row) for name, (_, table, row) in self._kept.items()), *usual]:
@@ -132,7 +136,7 @@ class TokenNotes:
 
     def _choose(self, table: _Table) -> None:
         """Keep the completions of a table on the host that are worse than those kept before."""
-        (numbers, _), names = table.read(), table.names
+        (numbers, _), names = table.read, table.names
         worst = [name for name in names if name in WORST]
         sizes = np.fmax.reduce(np.abs(numbers[: len(worst)]), axis=1, initial=-1.0)
         for name, size, row in zip(worst, sizes, sizes.argmax(axis=1).tolist(), strict=True):
@@ -147,7 +151,7 @@ class TokenNotes:
             self._usual = [(table, int(order[len(order) * quarter // 4])) for quarter in (1, 2, 3)]
 
     def _note(self, table: _Table, row: int, why: tuple[str, ...], tokenizer: Any) -> CompletionNote:
-        numbers, prompt = (each[..., row] for each in table.read())
+        numbers, prompt = (each[..., row] for each in table.read)
         values = dict(zip(table.names, numbers, strict=True))
         length = int(values["trained"].nonzero()[0][-1:].sum()) + 1
         texts = tuple(token_text(tokenizer, each) for each in values["tokens"][:length].astype(int).tolist())
