@@ -22,7 +22,7 @@ from grpo_lab.core.loss import k3, of_tokens
 from grpo_lab.events import CompletionNote
 from grpo_lab.messages import visible_bytes
 
-LINKS = {"ratio": "ratio", "kl_delta": "kl", "log_ratio_gradient": "gradient"}
+LINKS = {"ratio": "ratio", "log_ratio_gradient": "gradient"}
 """The tensors of the recorder that a note holds, by its field."""
 WORST = ("log_ratio", "gradient", "kl")
 """The numbers of which the completion with the largest magnitude is kept."""
@@ -79,8 +79,10 @@ class TokenNotes:
         if link == "logprobs":
             self._finish()
             self._parts = {link: value}
-        elif self._about and link in LINKS and (link != "kl_delta" or self.kl):
-            self._parts[LINKS[link]] = self.kl(value) if link == "kl_delta" else value
+        elif self._about and link == "kl_delta":
+            self._parts |= {"kl": self.kl(value)} if self.kl else {}
+        elif self._about and link in LINKS:
+            self._parts[LINKS[link]] = value
             if link == "log_ratio_gradient":
                 self._finish()
 
