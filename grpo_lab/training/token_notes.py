@@ -106,7 +106,9 @@ class TokenNotes:
         found: dict[tuple[int, int], tuple[_Table, int, list[str]]] = {}
         usual = [("usual", *place) for place in self._usual]
         for why, table, row in [*((name, table, row) for name, (_, table, row) in self._kept.items()), *usual]:
-            reasons = found.setdefault((table.update, table.first + row), (table, row, []))[2]
+            reasons = found.setdefault((id(table), row), (table, row, []))[
+                2
+            ]  # objectives may share an update's numbers
             if why != "usual" or not reasons:
                 reasons.append(why)
         self._begin_step()
