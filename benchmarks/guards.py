@@ -135,4 +135,4 @@ def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(inside(1, Plan(blocks=100, steps=2)), indent=2))
+    print(json.dumps(inside(1, Plan(blocks=150, steps=1)), indent=2))
