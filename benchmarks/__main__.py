@@ -54,6 +54,7 @@ TARGETS = {
     "guards stable / none": ("<=", 1.01, ""),
     "guards everyone / none": ("<=", 1.05, ""),
     "recorder on / off": ("<=", 1.02, ""),
+    "token notes and histograms on / off": ("<=", 1.02, ""),
     "135M: TRL / ours": (">=", 2.5, ""),
     "135M: guards stable / none": ("<=", 1.01, ""),
     "panel live / headless, step": ("<=", 1.03, ""),

@@ -1,7 +1,11 @@
-"""The cost of guards and recorder on a healthy run: step time with guards over none, recorder on over off."""
+"""The cost of guards and recorder on a healthy run: step time with guards over none, recorder on over off.
+
+`python -m benchmarks.guards` measures the notes of tokens and the histograms alone.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 from unittest import mock
@@ -9,13 +13,14 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks.timing import Plan, Run, compare, milliseconds, settle, take_turns, use_threads
+from benchmarks.timing import Block, Plan, Run, compare, milliseconds, settle, take_turns, use_threads
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config, Switches
 from grpo_lab.metrics import OF_THE_MACHINE
-from grpo_lab.training import registry, state
+from grpo_lab.training import recorder, registry, state
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.recorder import Recorder
+from grpo_lab.training.token_notes import TokenNotes
 
 QUIET: dict[str, dict[str, Any]] = {
     "warm_up": {"steps": 1},
@@ -67,17 +72,48 @@ def blindfolded(config: Config) -> Run:
     return run
 
 
+class NoTokens(TokenNotes):
+    """Notes of no token."""
+
+    def tensor(self, link: str, value: Tensor) -> None: ...
+
+    def begin(self, *args: Any, **keywords: Any) -> None: ...
+
+
+class Bare(Run):
+    """A run whose recorder has neither notes of tokens nor histograms."""
+
+    def advance(self, steps: int) -> Block:
+        nothing = mock.patch.object(recorder, "sample_of", lambda tensors: None)
+        with mock.patch.object(recorder, "TokenNotes", NoTokens), nothing:
+            return super().advance(steps)
+
+
+def inside(threads: int, plan: Plan) -> dict[str, Any]:
+    """Step times of a healthy run with the notes of tokens and the histograms over those without."""
+    use_threads(threads)
+    config = settle().with_(f"run.num_steps={plan.total}")
+    runs = {"notes": Run(config), "bare": Bare(config)}
+    blocks = take_turns({name: run.advance for name, run in runs.items()}, plan)
+    return {
+        "token notes and histograms on / off": compare(blocks["notes"], blocks["bare"]),
+        "step ms": {name: milliseconds(row) for name, row in blocks.items()},
+        "same numbers": same(runs["notes"], runs["bare"]),
+    }
+
+
 def measure(threads: int, plan: Plan) -> dict[str, Any]:
     """Step times of a healthy run: without guards, with those of `stable`, with every guard, and without a recorder."""
     use_threads(threads)
     config = settle().with_(f"run.num_steps={plan.total + 1}")
     runs = arms(config, {"none": {}, "stable": stable(), "everyone": everyone()})
-    runs["blind"] = blindfolded(config)
+    runs |= {"blind": blindfolded(config), "bare": Bare(config)}
     blocks = take_turns({name: run.advance for name, run in runs.items()}, plan)
     return {
         "guards stable / none": compare(blocks["stable"], blocks["none"]),
         "guards everyone / none": compare(blocks["everyone"], blocks["none"]),
         "recorder on / off": compare(blocks["none"], blocks["blind"]),
+        "token notes and histograms on / off": compare(blocks["none"], blocks["bare"]),
         "step ms": {name: milliseconds(row) for name, row in blocks.items()},
         "acted": {name: sorted(run.acted) for name, run in runs.items()},
         "same numbers": {name: same(runs["none"], runs[name]) for name in ("stable", "everyone")},
@@ -96,3 +132,7 @@ def same(one: Run, other: Run) -> bool:
 
 def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name not in {*OF_THE_MACHINE, "weights/max_move"}}
+
+
+if __name__ == "__main__":
+    print(json.dumps(inside(1, Plan(blocks=150, steps=1)), indent=2))

@@ -10,10 +10,12 @@ Evaluated(step=0, reward=nan, num_problems=500, objectives={})
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from sys import intern
 from typing import Any, get_args
 
@@ -48,14 +50,6 @@ class LinkNote:
         """Whether any element is NaN or inf."""
         return self.nonfinite > 0
 
-    @staticmethod
-    def read(tree: dict[str, Any]) -> LinkNote:
-        """The note of a parsed JSON object."""
-        numbers = {"magnitude": float(tree["magnitude"]), "nonfinite": float(tree["nonfinite"])}
-        words = {name: intern(tree.get(name, "")) for name in ("link", "where", "prompt")}
-        lists = {name: tuple(tree.get(name, ())) for name in ("shape", "histogram")}
-        return LinkNote(**{**tree, **numbers, **words, **lists, "facts": _floats(tree["facts"])})
-
 
 @dataclass(frozen=True, slots=True)
 class CompletionNote:
@@ -87,16 +81,6 @@ class CompletionNote:
     """Whether the clip takes the token out of the gradient."""
     gradient: tuple[float, ...] = ()
     """At the log-ratio."""
-
-    @staticmethod
-    def read(tree: dict[str, Any]) -> CompletionNote:
-        """The note of a parsed JSON object."""
-        scalars = {name: float(tree[name]) for name in ("advantage", "weight")}
-        texts = {"why": tuple(tree["why"]), "tokens": tuple(tree["tokens"]), "clipped": tuple(tree["clipped"])}
-        lists = {name: each for name, each in tree.items() if isinstance(each, list) and name not in texts}
-        return CompletionNote(
-            **{**tree, **scalars, **texts, **{n: tuple(map(float, each)) for n, each in lists.items()}}
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +237,7 @@ def from_json(line: str) -> Event:
     try:
         tree = json.loads(line)
         kind = tree.pop("event")
-        return EVENTS[kind](**_READERS.get(kind, dict)(tree))
+        return _read(EVENTS[kind], tree)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(f"not an event: {line[:60]!r} ({type(error).__name__}: {error})") from error
 
@@ -270,13 +254,19 @@ def encodable(value: Any) -> Any:
     return str(value) if as_text else value
 
 
-def _with_sentences(tree: dict[str, Any]) -> dict[str, Any]:
-    """A parsed object, with the sentences of its `said` in place of their English text."""
-    return tree | {key: Sentence.of(parts) for key, parts in tree.pop("said", {}).items()}
+def _read(cls: type, tree: dict[str, Any]) -> Any:
+    """An event, or a part of one, of a parsed JSON object; a sentence of its `said` replaces its English text."""
+    said = {key: Sentence.of(parts) for key, parts in tree.pop("said", {}).items()}
+    readers = _readers(cls)
+    return cls(**{name: readers[name](value) if name in readers else value for name, value in tree.items()} | said)
 
 
-def _action(tree: dict[str, Any]) -> Action:
-    return Action(**_with_sentences({**tree, "verdict": Verdict[tree["verdict"]]}))
+@functools.cache
+def _readers(cls: type) -> dict[str, Callable[[Any], Any]]:
+    """What reads the fields of a class that JSON does not give back as they were, by their annotation."""
+    names = {each.name: getattr(each.type, "__name__", each.type) for each in dataclasses.fields(cls)}
+    found = {name: _OF_TYPE[of_type] for name, of_type in names.items() if of_type in _OF_TYPE}
+    return found | (dict.fromkeys(("link", "where", "prompt"), intern) if cls is LinkNote else {})
 
 
 _NONE: dict[str, float] = {}
@@ -287,29 +277,21 @@ def _floats(tree: dict[str, Any]) -> dict[str, float]:
     return {intern(name): float(value) for name, value in tree.items()} if tree else _NONE
 
 
-def _samples(rows: Iterable[Any]) -> tuple[tuple[str, str, float], ...]:
-    return tuple((prompt, completion, float(reward)) for prompt, completion, reward in rows)
+def _each(read: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    return lambda values: tuple(map(read, values))
 
 
-_READERS = {
-    "Changed": lambda t: {**t, "overrides": tuple(t["overrides"])},
-    "Stepped": lambda t: {
-        **t,
-        "verdict": Verdict[t["verdict"]],
-        "metrics": _floats(t["metrics"]),
-        "links": tuple(LinkNote.read(note) for note in t["links"]),
-        "actions": tuple(map(_action, t["actions"])),
-        "samples": _samples(t["samples"]),
-        "extras": {name: tuple(values) for name, values in t.get("extras", {}).items()},
-        "completions": tuple(map(CompletionNote.read, t.get("completions", ()))),
-    },
-    "Evaluated": lambda t: {
-        **t,
-        "reward": float(t["reward"]),
-        "objectives": {name: float(reward) for name, reward in t.get("objectives", {}).items()},
-    },
-    "Checkpointed": lambda t: {**t, "seconds": float(t["seconds"])},
-    "Resumed": lambda t: {**t, "overrides": tuple(t["overrides"])},
-    "Forked": lambda t: {**t, "overrides": tuple(t["overrides"])},
-    "Ended": lambda t: _with_sentences({**t, "crash": Crash(**t["crash"]) if t["crash"] else None}),
+_OF_TYPE: dict[str, Callable[[Any], Any]] = {
+    "float": float,
+    "Verdict": Verdict.__getitem__,
+    "Crash | None": lambda tree: tree and _read(Crash, tree),
+    "dict[str, float]": _floats,
+    "dict[str, tuple[Any, ...]]": lambda tree: {name: tuple(values) for name, values in tree.items()},
+    **dict.fromkeys(("tuple[int, ...]", "tuple[str, ...]", "tuple[bool, ...]"), tuple),
+    "tuple[float, ...]": _each(float),
+    "tuple[tuple[str, str, float], ...]": _each(lambda row: (row[0], row[1], float(row[2]))),
+    "tuple[LinkNote, ...]": _each(partial(_read, LinkNote)),
+    "tuple[Action, ...]": _each(partial(_read, Action)),
+    "tuple[CompletionNote, ...]": _each(partial(_read, CompletionNote)),
 }
+"""What reads a value, by the annotation of its field."""

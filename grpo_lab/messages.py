@@ -53,6 +53,11 @@ def spoken(english: str) -> str:
     return translated(english, catalogue(language()))
 
 
+def visible_bytes(words: str) -> str:
+    """The text with a mark for each byte that its decoder lost."""
+    return words.replace("\ufffd", r"\x??")
+
+
 def language() -> str:
     """The language that GRPO_LAB_LANG sets; a region is ignored, zh_CN is zh."""
     return os.environ.get(VARIABLE, "").replace("-", "_").partition("_")[0].lower() or ENGLISH

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import against_trl, cost, defaults, memory, runs, shapes
+from benchmarks import against_trl, cost, defaults, guards, memory, runs, shapes
 from benchmarks.timing import QUICK, Plan, Run, settle
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.events import Ended, Evaluated, Stepped
@@ -63,6 +63,19 @@ def test_every_point_is_written_and_a_partial_run_keeps_other_results(tmp_path, 
     command.main(quick=False, only=[command.Name.cost], out=tmp_path, threads=None)
     assert seen == [[0], [0, 1]]
     assert list(json.loads(path.read_text())["results"]) == ["guards", "cost"]
+
+
+def test_notes_of_tokens_and_histograms_are_measured_against_a_run_that_has_neither():
+    config = settle().with_(*FEW)
+    whole, bare = Run(config), guards.Bare(config)
+    for run in (whole, bare):
+        run.advance(2)
+    notes = [[note for step in run.steps for note in step.completions] for run in (whole, bare)]
+    counted = [[note for step in run.steps for note in step.links if note.histogram] for run in (whole, bare)]
+    assert notes[0] and counted[0] and notes[1] == counted[1] == []
+    found = guards.inside(1, Plan(blocks=2, steps=1, warm_up=1))
+    assert found["same numbers"], "the notes change no step"
+    assert {"low", "median", "high"} <= found["token notes and histograms on / off"]["cpu"].keys()
 
 
 @pytest.mark.parametrize(("shape", "count"), [("124M", 124_439_808), ("135M", MODELS["smollm2-135m"].parameters)])

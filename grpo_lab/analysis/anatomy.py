@@ -89,15 +89,10 @@ class Anatomy:
         if note is None:
             return [operator]
         share = text("anatomy.share", count=f"{note.nonfinite:,.0f}", total=f"{note.numel:,}")
-        found = {"shape": " × ".join(map(str, note.shape)), "nonfinite": share}
-        if "lowest" in note.facts:
-            found |= {"lowest": shown(note.facts["lowest"]), "highest": shown(note.facts["highest"])}
-        else:
-            found |= {"norm" if self.link in _BY_NORM else "magnitude": shown(note.magnitude)}
-        found |= {
-            "pass": note.where.partition("[")[0].strip() if note.link not in _BY_NORM else "",
-            "worst": place(note),
-        }
+        found, by_norm = {"shape": " × ".join(map(str, note.shape)), "nonfinite": share}, self.link in _BY_NORM
+        extremes = {name: shown(note.facts[name]) for name in ("lowest", "highest") if name in note.facts}
+        found |= extremes or {"norm" if by_norm else "magnitude": shown(note.magnitude)}
+        found |= {"pass": "" if by_norm else note.where.partition("[")[0].strip(), "worst": place(note)}
         return [*((text(f"anatomy.{name}"), value) for name, value in found.items() if value), operator]
 
     def bars(self) -> list[tuple[str, int]]:
@@ -141,19 +136,19 @@ def anatomy(events: Iterable[Event], link: str, step: int | None = None, update:
     steps, broken = [event for event in events if isinstance(event, Stepped)], first_break(events)
     if step is None:
         step = broken.step if broken and broken.step >= 0 else max((event.step for event in steps), default=0)
-    links = [(event, note) for event in steps if event.step == step for note in event.links if note.link == link]
-    links = [pair for pair in links if len({note.update for _, note in links}) == 1 or update in (None, pair[1].update)]
     began = [event for event in steps if event.step == step]
+    links = [(event, note) for event in began for note in event.links if note.link == link]
+    if len({note.update for _, note in links}) > 1 and update is not None:
+        links = [pair for pair in links if pair[1].update == update]
     if not links and (link != MULTINOMIAL or not began):
         raise RunError(text("anatomy.absent", link=link, step=step))
-    worst = [pair for pair in links if pair[1].broken] or sorted(links, key=lambda pair: -pair[1].magnitude)
-    event, note = worst[0] if worst else (began[-1], None)
+    found = max(links, key=lambda pair: (pair[1].broken, pair[1].magnitude), default=None)
+    event, note = found or (began[-1], None)
     config = next((each.config for each in events if isinstance(each, Started)), {})
     cause = first_break([event])
+    operator, why = LINKS[link].operator if note else MULTINOMIAL, ""
     if note and cause and (cause.link, cause.update) == (link, note.update):
         operator, why = cause.operator, cause.explanation
-    else:
-        operator, why = (LINKS[link].operator if note else MULTINOMIAL), ""
     return Anatomy(link, step, note, operator, why, tuple(_of_run(link, config)))
 
 

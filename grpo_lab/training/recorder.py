@@ -81,11 +81,11 @@ class Recorder:
         """Name of the objective to which the next notes and metrics belong, "" for all together."""
         self.context: Context | None = None
         """The step, whose micro-batch says whose completion a row is; None outside of a run."""
-        self.decode: Callable[[list[int]], str] | None = None
+        self.decode: Callable[[tuple[int, ...]], str] | None = None
         """From tokens to the text of a prompt."""
         self._whole: dict[str, Batch] = {}
         """The step's batch, by objective."""
-        self._rows: dict[tuple[int, int], tuple[list[int], list[list[int]]]] = {}
+        self._rows: dict[tuple[int, int], tuple[list[int], list[tuple[int, ...]]]] = {}
         """Of each batch of the notes that are being read."""
 
     def metric(self, name: str, value: Tensor, update: int = 0) -> None:
@@ -151,8 +151,8 @@ class Recorder:
         read = partial(_tensor_note, key, tuple(value.shape), len(place), owner)
         of_token = note == "sampling" or link == Stage.PROBABILITIES  # the first token stands for all of them
         again = of_token and any(each.key == key for each in self._pending[-2:])
-        sample = None if again else sample_of([value])
-        self._pending.append(_Pending(key, [*place, *extremes(value)], read, sample))
+        statistics = [*place, *extremes(value)]  # reads all elements, so that the sample finds its own in the cache
+        self._pending.append(_Pending(key, statistics, read, None if again else sample_of([value])))
 
     def _owner(
         self, link: str, objective: str | None, batch: Batch | None, index: Sequence[int], shape: Sequence[int]
@@ -330,8 +330,9 @@ def sample_of(tensors: Sequence[Tensor]) -> Sample:
 def _every(value: Tensor, step: int) -> Sample:
     while value.shape and math.gcd(step, value.shape[-1]) > 1:
         step += 1  # so that it goes through all columns
-    if value.device.type == "cpu" and value.dtype != torch.bfloat16:
-        return value.numpy().flat[::step]  # a third of the time of torch, and a copy of these elements
+    if value.is_cpu and value.dtype != torch.bfloat16:
+        numbers = value.numpy()  # takes a sixth of the time of torch
+        return numbers.reshape(-1)[::step].copy() if value.is_contiguous() else numbers.flat[::step]
     if value.is_contiguous():
         return value.view(-1)[::step]
     return value[torch.unravel_index(torch.arange(0, value.numel(), step, device=value.device), value.shape)]
@@ -349,7 +350,7 @@ def _histograms(samples: Sequence[np.ndarray]) -> Iterator[tuple[int, ...]]:
 _ENDS = np.array(DECADES, dtype=np.float32)
 
 
-def _rows(batch: Batch) -> tuple[list[int], list[list[int]]]:
+def _rows(batch: Batch) -> tuple[list[int], list[tuple[int, ...]]]:
     """The prompt's row of each completion, and the tokens of each prompt without padding, moved at once."""
     groups, (count, _) = len(batch.group), batch.prompt_ids.shape
     together = [batch.group, batch.prompt_mask.sum(dim=1), batch.prompt_ids.flatten()]
@@ -357,7 +358,7 @@ def _rows(batch: Batch) -> tuple[list[int], list[list[int]]]:
     lengths, ids = numbers[groups : groups + count], numbers[groups + count :]
     width = len(ids) // max(1, count)
     ends = [(row + 1) * width for row in range(count)]
-    return numbers[:groups], [ids[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    return numbers[:groups], [tuple(ids[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
 
 def _read(number: Tensor) -> Number:

@@ -34,6 +34,7 @@ from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.reference import REFERENCES
 from grpo_lab.training.registry import FORMULAS, carry_over, combination, needs_reference, validated
 from grpo_lab.training.several import OfObjective, PooledObjectives, SeveralObjectives
+from grpo_lab.training.token_notes import prompt_text
 from grpo_lab.training.updates import RecordedUpdates, adamw, usual_coefficients
 from grpo_lab.training.variants import ConfiguredTrainer, of_accumulation, variants
 
@@ -69,7 +70,7 @@ class Training:
         self.reference: Any = None
         self.may_have_reference = needs_reference(config)
         self.recorder = Recorder()
-        self.recorder.decode = self.tokenizer.decode
+        self.recorder.decode = partial(prompt_text, self.tokenizer)
         self.stage, self.steps = config.run.stages[0], range(0)
         self.updates = self._new_updates()
         self.trainer: Steps | None = None

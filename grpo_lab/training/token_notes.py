@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,9 @@ from torch import Tensor
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.loss import k3, of_tokens
 from grpo_lab.events import CompletionNote
+from grpo_lab.messages import visible_bytes
 
-LINKS = {"ratio": "ratio", "kl_delta": "kl", "log_ratio_gradient": "gradient"}
+LINKS = {"ratio": "ratio", "log_ratio_gradient": "gradient"}
 """The tensors of the recorder that a note holds, by its field."""
 WORST = ("log_ratio", "gradient", "kl")
 """The numbers of which the completion with the largest magnitude is kept."""
@@ -28,29 +30,27 @@ CHAIN = ("advantage", "old_logprobs", "ref_logprobs", "logprobs", "log_ratio", "
 """In the order in which a step computes them."""
 
 
-class _Row(NamedTuple):
-    """A completion of a micro-batch: its number in the batch of the step, and (n, T) values by name."""
-
-    update: int
-    number: int
-    prompt: list[int]
-    """Token ids, without padding."""
-    values: dict[str, np.ndarray]
-    clip: tuple[float, float] | None
-
-
-class _Table(NamedTuple):
-    """The numbers of a micro-batch, in one tensor: of each name (b, T), then the prompts (b, S), -1 where padded."""
+@dataclass
+class _Table:
+    """The numbers of a micro-batch."""
 
     names: Sequence[str]
-    shape: torch.Size
-    """(n, b, T)."""
+    """Those of WORST first, then the others of CHAIN, then what describes a token."""
     packed: Tensor
-    """On their device, so that all of a step are moved at once."""
+    """(n x T + S, b), in one tensor so that all of a step are moved at once: the names, then the prompts, with -1 where
+    they are padded. Completions are columns: numpy is slow at the largest of few numbers that are neighbours."""
+    length: int
+    """T."""
     update: int
     first: int
     """The number of its first completion in the batch of the step."""
     clip: tuple[float, float] | None
+
+    @functools.cached_property
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers (n, T, b), and the prompts (S, b), once they are on the host."""
+        columns, end = self.packed.numpy(), len(self.names) * self.length
+        return columns[:end].reshape(len(self.names), self.length, -1), columns[end:]
 
 
 class TokenNotes:
@@ -65,11 +65,14 @@ class TokenNotes:
         """The estimate of the run's loss; None for one of the user's own, which is called for the loss alone."""
         self._parts: dict[str, Tensor] = {}
         self._about: tuple[Batch, tuple[str, int], tuple[float, float] | None] | None = None
+        self._begin_step()
+
+    def _begin_step(self) -> None:
         self._last, self._next = ("", -1), 0
         self._waiting: list[_Table] = []
-        self._kept: dict[str, tuple[float, _Row]] = {}
-        self._usual: list[_Row] = []
-        self._texts: dict[int, str] = {}
+        self._kept: dict[str, tuple[float, _Table, int]] = {}
+        """By reason: the size, and the completion as a row of its table."""
+        self._usual: list[tuple[_Table, int]] = []
 
     def tensor(self, link: str, value: Tensor) -> None:
         """Take a tensor (b, T) that the recorder notes; the log-probabilities begin a micro-batch."""
@@ -77,7 +80,7 @@ class TokenNotes:
             self._finish()
             self._parts = {link: value}
         elif self._about and link == "kl_delta":
-            self._parts |= {LINKS[link]: self.kl(value)} if self.kl else {}
+            self._parts |= {"kl": self.kl(value)} if self.kl else {}
         elif self._about and link in LINKS:
             self._parts[LINKS[link]] = value
             if link == "log_ratio_gradient":
@@ -95,19 +98,21 @@ class TokenNotes:
         """The notes since the last flush."""
         self._finish()
         if self._waiting:
-            ends = np.cumsum([len(table.packed) for table in self._waiting])[:-1]
-            moved = torch.cat([table.packed for table in self._waiting]).cpu().numpy()
-            for table, packed in zip(self._waiting, np.split(moved, ends), strict=True):
-                self._choose(table, packed)
-        rows, whys = dict[tuple[int, int], _Row](), dict[tuple[int, int], list[str]]()
-        usual = [("usual", row) for row in self._usual]
-        for why, row in [*((name, row) for name, (_, row) in self._kept.items()), *usual]:
-            key = row.update, row.number
-            if why != "usual" or key not in rows:
-                rows[key] = row
-                whys.setdefault(key, []).append(why)
-        self._waiting, self._kept, self._usual, self._last, self._next = [], {}, [], ("", -1), 0
-        return tuple(self._note(rows[key], tuple(why), tokenizer) for key, why in whys.items())
+            shapes = [table.packed.shape for table in self._waiting]
+            moved = torch.cat([table.packed.flatten() for table in self._waiting]).cpu()
+            for table, packed in zip(self._waiting, moved.split([*map(torch.Size.numel, shapes)]), strict=True):
+                table.packed = packed.view(table.packed.shape)
+                self._choose(table)
+        found: dict[tuple[int, int], tuple[_Table, int, list[str]]] = {}
+        usual = [("usual", *place) for place in self._usual]
+        for why, table, row in [*((name, table, row) for name, (_, table, row) in self._kept.items()), *usual]:
+            reasons = found.setdefault((id(table), row), (table, row, []))[
+                2
+            ]  # objectives may share an update's numbers
+            if why != "usual" or not reasons:
+                reasons.append(why)
+        self._begin_step()
+        return tuple(self._note(table, row, tuple(why), tokenizer) for table, row, why in found.values())
 
     def _finish(self) -> None:
         """Choose among the completions of the micro-batch at hand, whose numbers are complete."""
@@ -118,63 +123,65 @@ class TokenNotes:
         assert batch.advantages is not None
         first = self._next if place == self._last else 0
         self._last, self._next = place, first + len(batch.group)
-        parts |= {
-            "tokens": batch.completions,
-            "trained": batch.completion_mask,
-            "advantage": of_tokens(batch.advantages),
-        }
+        shape = batch.completions.shape
+        parts |= {"advantage": of_tokens(batch.advantages).expand(shape), "trained": batch.completion_mask}
+        parts |= {"tokens": batch.completions.float()}  # so that all are fp32 together
         for name in ("weights", "old_logprobs", "ref_logprobs"):
-            if (found := getattr(batch, name)) is not None:
-                parts[name] = found
-        numbers = torch.stack([each.detach().float().expand(batch.completions.shape) for each in parts.values()])
+            if (value := getattr(batch, name)) is not None:
+                parts[name] = value
+        names = [name for name in dict.fromkeys((*WORST, *CHAIN[1:], *parts)) if name in parts]
         prompts = batch.prompt_ids.masked_fill(batch.prompt_mask == 0, -1)[batch.group]
-        packed = torch.cat([numbers.flatten(), prompts.flatten()])
-        table = _Table(tuple(parts), numbers.shape, packed, place[1], first, clip)
+        packed = torch.cat([value.t() for value in (*(parts[name] for name in names), prompts)]).detach()
+        table = _Table(names, packed, shape[1], place[1], first, clip)
         if packed.is_cuda:
             self._waiting.append(table)
         else:
-            self._choose(table, packed.numpy())
+            self._choose(table)
 
-    def _choose(self, table: _Table, packed: np.ndarray) -> None:
-        numbers, prompts = np.split(packed, [table.shape.numel()])
-        numbers, prompts = numbers.reshape(table.shape), prompts.reshape(table.shape[1], -1).astype(int)
-
-        def row_of(row: int) -> _Row:
-            own = {name: each[row] for name, each in values.items()}
-            prompt = prompts[row][prompts[row] >= 0].tolist()
-            return _Row(table.update, table.first + row, prompt, own, table.clip)
-
-        values = dict(zip(table.names, numbers, strict=True))
-        sizes = {name: np.fmax.reduce(np.abs(values[name]), axis=1, initial=-1.0) for name in WORST if name in values}
-        for name, size in sizes.items():
-            row = int(size.argmax())
+    def _choose(self, table: _Table) -> None:
+        """Keep the completions of a table on the host that are worse than those kept before."""
+        (numbers, _), names = table.read, table.names
+        worst = [name for name in names if name in WORST]
+        sizes = np.fmax.reduce(np.abs(numbers[: len(worst)]), axis=1, initial=-1.0)
+        for name, size, row in zip(worst, sizes, sizes.argmax(axis=1).tolist(), strict=True):
             if size[row] > self._kept.get(name, (0.0,))[0]:
-                self._kept[name] = float(size[row]), row_of(row)
+                self._kept[name] = float(size[row]), table, row
         if "nonfinite" not in self._kept and not np.isfinite(numbers).all():
-            broken = next(values[name] for name in CHAIN if name in values and not np.isfinite(values[name]).all())
-            self._kept["nonfinite"] = np.inf, row_of(int(np.abs(broken).argmax()) // broken.shape[1])
+            values = dict(zip(names, numbers, strict=True))
+            broken = next(values[name] for name in CHAIN if name in names and not np.isfinite(values[name]).all())
+            self._kept["nonfinite"] = np.inf, table, int(np.abs(broken.T).argmax()) // table.length
         if not table.first:
-            order = sizes["gradient" if "gradient" in sizes else "log_ratio"].argsort()
-            self._usual = [row_of(int(order[len(order) * quarter // 4])) for quarter in (1, 2, 3)]
+            order = sizes[worst.index("gradient" if "gradient" in worst else "log_ratio")].argsort()
+            self._usual = [(table, int(order[len(order) * quarter // 4])) for quarter in (1, 2, 3)]
 
-    def _note(self, row: _Row, why: tuple[str, ...], tokenizer: Any) -> CompletionNote:
-        values, length = row.values, int(np.flatnonzero(row.values["trained"])[-1:].sum()) + 1
-        ids = values["tokens"][:length].astype(int).tolist()
-        self._texts |= {each: token_text(tokenizer, each) for each in ids if each not in self._texts}
-        columns: dict[str, Any] = {name: _rounded(values[name][:length]) for name in CHAIN[1:] if name in values}
-        if row.clip and "ratio" in values:
+    def _note(self, table: _Table, row: int, why: tuple[str, ...], tokenizer: Any) -> CompletionNote:
+        numbers, prompt = (each[..., row] for each in table.read)
+        values = dict(zip(table.names, numbers, strict=True))
+        length = int(values["trained"].nonzero()[0][-1:].sum()) + 1
+        texts = tuple(token_text(tokenizer, each) for each in values["tokens"][:length].astype(int).tolist())
+        about = visible_bytes(prompt_text(tokenizer, tuple(prompt[prompt >= 0].astype(int).tolist())))
+        rounded = _rounded(numbers[: table.names.index("advantage"), :length])
+        columns: dict[str, Any] = dict(zip(table.names, rounded, strict=False))
+        if table.clip and "ratio" in values:
             ratio, gain = values["ratio"][:length], values["advantage"][:length]
-            columns["clipped"] = tuple((ratio * gain > ratio.clip(*row.clip) * gain).tolist())
-        advantage, weight = _rounded(np.array([values["advantage"][0], values["weights"].max()]))
-        prompt, texts = _without_broken(tokenizer.decode(row.prompt)), tuple(self._texts[each] for each in ids)
-        return CompletionNote(why, row.number, row.update, prompt, texts, advantage, weight, **columns)
+            columns["clipped"] = tuple((ratio * gain > ratio.clip(*table.clip) * gain).tolist())
+        ((advantage, weight),) = _rounded(np.array([[values["advantage"][0], values["weights"].max()]]))
+        return CompletionNote(why, table.first + row, table.update, about, texts, advantage, weight, **columns)
 
 
-def _rounded(numbers: np.ndarray) -> tuple[float, ...]:
-    """The numbers with five digits."""
-    return tuple(map(float, ("%.5g " * len(numbers) % tuple(numbers.tolist())).split()))
+def _rounded(numbers: np.ndarray) -> list[tuple[float, ...]]:
+    """The rows of numbers (n, T) with five digits."""
+    found = tuple(map(float, ("%.5g " * numbers.size % tuple(numbers.ravel().tolist())).split()))
+    return [found[at : at + numbers.shape[1]] for at in range(0, numbers.size, numbers.shape[1])]
 
 
+@functools.lru_cache(2**10)
+def prompt_text(tokenizer: Any, ids: tuple[int, ...]) -> str:
+    """The text of a prompt; many notes of a step have the same one."""
+    return tokenizer.decode(list(ids))
+
+
+@functools.lru_cache(2**16)
 def token_text(tokenizer: Any, token: int) -> str:
     """A token as text: a special one by its name, and bytes that are no whole letter as `\\xef`."""
     text = tokenizer.decode([token])
@@ -185,7 +192,7 @@ def token_text(tokenizer: Any, token: int) -> str:
         return f"\\x{byte[1].lower()}"
     letters = _bytes_of_letters()
     if not all(letter in letters for letter in name):
-        return _without_broken(text)
+        return visible_bytes(text)
     return bytes(letters[letter] for letter in name).decode(errors="backslashreplace")
 
 
@@ -195,8 +202,3 @@ def _bytes_of_letters() -> dict[str, int]:
     from transformers.convert_slow_tokenizer import bytes_to_unicode  # takes a while to import
 
     return {letter: byte for byte, letter in bytes_to_unicode().items()}
-
-
-def _without_broken(text: str) -> str:
-    """The text with a mark for each byte that its decoder lost."""
-    return text.replace("\ufffd", r"\x??")

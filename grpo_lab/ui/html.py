@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from grpo_lab.analysis.run_state import CURVES, Screen, break_words, by_design, shown, status_words, tone
-from grpo_lab.messages import spoken, text
+from grpo_lab.messages import spoken, text, visible_bytes
 from grpo_lab.metrics import LINKS, METRICS, of_run
 
 _ROWS = 50
@@ -92,7 +92,13 @@ def answers(screen: Screen, kept: Mapping[str, Screen]) -> str:
         asked = prompt if prompt in run.answers else next(reversed(run.answers), "")
         rows += [(name, asked, run.answers[asked][-1])] if asked else []
     lines = [
-        (text("panel.at_step", step=step), name, _short(asked, 60), _whole(said), shown(reward))
+        (
+            text("panel.at_step", step=step),
+            name,
+            _short(asked, 60),
+            visible_bytes(said).replace("\n", "↵"),
+            shown(reward),
+        )
         for name, asked, (step, said, reward) in dict.fromkeys(rows)
     ]
     return fill("answers", lines)
@@ -128,11 +134,6 @@ def numbers(screen: Screen) -> str:
 def figure(pngs: Iterable[bytes], words: str, macro: str = "figure") -> str:
     """An ordinary figure with alternative text, visible where widgets are not; one PNG for light and one for dark."""
     return fill(macro, words, *(f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pngs))
-
-
-def _whole(words: str) -> str:
-    """The text on one line, with a mark for each line break and for bytes that are no letter."""
-    return words.replace("\n", "↵").replace("\ufffd", r"\x??")
 
 
 def _short(words: str, length: int) -> str:

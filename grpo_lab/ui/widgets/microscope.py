@@ -19,15 +19,10 @@ from grpo_lab.training.token_notes import CHAIN
 from grpo_lab.ui import html
 from grpo_lab.ui.widgets import parts
 
-NUMBERS = {
-    "log_ratio": "log_ratio",
-    "ratio": "ratio",
-    "gradient": "log_ratio_gradient",
-    "kl": "",
-    "logprobs": "logprobs",
-}
-NUMBERS |= {"old_logprobs": "old_logprobs", "ref_logprobs": "ref_logprobs"}
-"""The numbers of a token, each with the link that has its label."""
+NUMBERS = {"log_ratio": LINKS["log_ratio"].label, "ratio": LINKS["ratio"].label}
+NUMBERS |= {"gradient": LINKS["log_ratio_gradient"].label, "kl": METRICS["kl"].label}
+NUMBERS |= {name: LINKS[name].label for name in ("logprobs", "old_logprobs", "ref_logprobs")}
+"""The numbers of a token, with their labels."""
 MIGHT_HELP = ("clamp_log_ratio", "dual_clip", "clamp_kl")
 """The guards whose effect on a token is shown."""
 
@@ -61,8 +56,8 @@ def guarded(note: CompletionNote, token: int, config: Config, name: str = "") ->
         step: Any = None  # these guards read their value alone
         return guard(value, step).value if guard and guard.stage == stage else value
 
-    chosen = {each: FORMULAS[each].get(getattr(loss, each)) for each in ("importance_sampling_level", "surrogate")}
-    level, surrogate, estimate = (*chosen.values(), FORMULAS["kl_estimator"].get(loss.kl_estimator))
+    settings = ("importance_sampling_level", "surrogate", "kl_estimator")
+    level, surrogate, estimate = (FORMULAS[each].get(getattr(loss, each)) for each in settings)
     if not (level and surrogate and estimate):
         return {}
     use = passed(Stage.COEFFICIENTS, Coefficients(0.0, loss.beta, loss.epsilon, loss.epsilon_high, 0.0))
@@ -81,7 +76,7 @@ def guarded(note: CompletionNote, token: int, config: Config, name: str = "") ->
 
 def label(number: str) -> str:
     """A number's name in the user's language."""
-    return spoken(LINKS[NUMBERS[number]].label if NUMBERS[number] else METRICS["kl"].label)
+    return spoken(NUMBERS[number])
 
 
 class Microscope:
@@ -120,54 +115,47 @@ class Microscope:
             words = text("microscope.none", step=self.event.step) if self.event else text("microscope.closed")
             self._tokens.value = html.fill("announced", words)
             return
-        number = str(self.number.value)
-        blamed, name, token = culprit(notes, explains(self.curve, self.event))
-        values = [value for note in notes for value in getattr(note, number) if math.isfinite(value)]
-        # The middle of the scale is 0, of ratios 1.
-        middle = float(number == "ratio")
-        most = max((abs(value - middle) for value in values), default=0.0) or 1.0
-        lines = []
+        number, (blamed, name, token) = str(self.number.value), culprit(notes, explains(self.curve, self.event))
+        middle = float(number == "ratio")  # that of all others is 0
+        sizes = [abs(value - middle) for note in notes for value in getattr(note, number) if math.isfinite(value)]
+        most, lines = max(sizes, default=0.0) or 1.0, []
         for note in sorted(notes, key=lambda note: note is not blamed):
-            shares = [(value - middle) / most for value in getattr(note, number)] or [0.0] * len(note.tokens)
-            chips = [
-                (visible(each), _tint(share), self._hint(note, place), note is blamed and place == token)
-                for place, (each, share) in enumerate(zip(note.tokens, shares, strict=True))
-            ]
+            numbers, values = _texts(note), getattr(note, number) or [middle] * len(note.tokens)
+            labelled = [[f"{label(name)} {each}" for each in texts] for name, texts in numbers.items()]
+            hints = map(", ".join, zip(*labelled, strict=True))
+            framed = [note is blamed and place == token for place in range(len(values))]
+            tints = [_tint((value - middle) / most) for value in values]
+            chips = [*zip(map(visible, note.tokens), tints, hints, framed, strict=True)]
             why = text("status.comma").join(text(f"microscope.why.{each}") for each in note.why)
             lines.append((why, note.number, note.update, note.prompt, chips, html.shown(note.advantage)))
-        columns = [each for each in NUMBERS if getattr(blamed, each)]
-        header = [text("microscope.token"), *map(label, columns), text("microscope.clipped")]
-        clipped = blamed.clipped or (False,) * len(blamed.tokens)
+        tokens, numbers = [visible(each) for each in blamed.tokens], _texts(blamed)
+        clipped = ["✓" if each else "" for each in blamed.clipped or [False] * len(tokens)]
         rows = [
-            [visible(each), *(html.shown(getattr(blamed, n)[place]) for n in columns), "✓" if clipped[place] else ""]
-            for place, each in enumerate(blamed.tokens)
+            [text("microscope.token"), *map(label, numbers), text("microscope.clipped")],
+            *zip(tokens, *numbers.values(), clipped, strict=True),
         ]
-        where = {"token": visible(blamed.tokens[token]), "place": token + 1, "number": blamed.number}
-        value = html.shown(getattr(blamed, name)[token])
-        said = text("microscope.culprit", **where, update=blamed.update, name=label(name), value=value)
-        scale = (html.shown(middle - most), html.shown(middle), html.shown(middle + most))
-        heading = text("microscope.title", step=self.event.step)
-        self._tokens.value = html.fill(
-            "microscope", heading, said, lines, scale, [header, *rows], token, self._effects(blamed, token)
-        )
+        where = {"token": tokens[token], "place": token + 1, "number": blamed.number, "update": blamed.update}
+        said = text("microscope.culprit", **where, name=label(name), value=numbers[name][token])
+        ends, heading = map(html.shown, (middle - most, middle + most)), text("microscope.title", step=self.event.step)
+        effects = self._effects(blamed, token)
+        self._tokens.value = html.fill("microscope", heading, said, lines, [*ends], rows, token, effects)
 
     def _effects(self, note: CompletionNote, token: int) -> list[list[str]]:
         """A table: the numbers of a token as they were, and as each guard would leave them."""
         columns = [each for each in ("log_ratio", "ratio", "gradient", "kl") if getattr(note, each)]
-        rows, without = [], guarded(note, token, self._config)
-        for name in MIGHT_HELP if without else ():
+        if not (without := guarded(note, token, self._config)):
+            return []
+        rows = [[text("microscope.as_it_was"), *(_texts(note)[name][token] for name in columns)]]
+        for name in MIGHT_HELP:
             found = guarded(note, token, self._config, name)
             same = {each for each in columns if repr(found.get(each)) == repr(without.get(each))}  # NaN is not itself
-            cells = ["=" if each in same else html.shown(found[each]) for each in columns]
-            rows.append([name, *cells])
-        as_it_was = [text("microscope.as_it_was"), *(html.shown(getattr(note, name)[token]) for name in columns)]
-        return [[text("microscope.guard"), *map(label, columns)], as_it_was, *rows] if rows else []
+            rows.append([name, *("=" if each in same else html.shown(found[each]) for each in columns)])
+        return [[text("microscope.guard"), *map(label, columns)], *rows]
 
-    @staticmethod
-    def _hint(note: CompletionNote, place: int) -> str:
-        """The numbers of a token in one line."""
-        numbers = {each: getattr(note, each) for each in NUMBERS}
-        return ", ".join(f"{label(name)} {html.shown(each[place])}" for name, each in numbers.items() if each)
+
+def _texts(note: CompletionNote) -> dict[str, list[str]]:
+    """The numbers of each token as text, by name."""
+    return {name: [*map(html.shown, getattr(note, name))] for name in NUMBERS if getattr(note, name)}
 
 
 def visible(token: str) -> str:
