@@ -12,7 +12,7 @@ from grpo_lab.analysis.run_state import CURVES, fold
 from grpo_lab.config.schema import Config
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.core.loss import clipped_surrogate
-from grpo_lab.events import CompletionNote, Ended, Started, Stepped
+from grpo_lab.events import CompletionNote, Ended, LinkNote, Started, Stepped
 from grpo_lab.training.guards import ClampKL, ClampLogRatio, DualClip
 from grpo_lab.ui import html, notebook_mode
 from grpo_lab.ui.widgets import Panel
@@ -84,8 +84,37 @@ def test_tokens_are_chips_with_numbers_and_the_culprit_is_framed():
     microscope.number.value = "kl"
     assert "log-ratio 7." in microscope._tokens.value and microscope._tokens.value != shown
     microscope.open(stepped(5), Config(), "kl")
-    assert "Nothing is recorded of the tokens of step 5" in microscope._tokens.value
+    assert "This run keeps no tokens of step 5" in microscope._tokens.value
     assert set(NUMBERS) == {value for _, value in microscope.number.options}
+
+
+def test_what_is_usual_is_no_culprit_and_victims_are_left_out():
+    microscope = Microscope()
+    microscope.open(stepped(4, USUAL), Config(), "kl")
+    assert "Nothing stands out. The largest: “2”" in microscope._tokens.value
+    assert "grpo-lab-culprit" not in microscope._tokens.value
+    microscope.open(stepped(4, USUAL, grad_norm=math.nan), Config(), "kl")
+    assert "Culprit" in microscope._tokens.value, "the norm of the step is not usual"
+
+    # The gradients broke in update 1, so of update 2 every number is NaN.
+    dead = replace(UNLIKELY, why=("nonfinite",), update=2, number=0, log_ratio=(math.nan,) * 2, ratio=(math.nan,) * 2)
+    broken = LinkNote("gradients", 1, math.inf, 5.0, 10)
+    event = replace(stepped(0, dead, UNLIKELY, grad_norm=math.nan), links=(broken,))
+    microscope.open(event, Config(), "grad_norm")
+    assert "Culprit: “␣9”, token 1 of completion 7, update 1" in microscope._tokens.value
+    assert "completion 0" not in microscope._tokens.value
+
+
+def test_the_tokens_are_closed_by_their_button(monkeypatch, tmp_path):
+    monkeypatch.setattr(notebook_mode, "headless", lambda: False)
+    panel = Panel(runs=tmp_path)
+    panel.timeline.load(History([Started(Config().to_dict(), 1, "cpu"), stepped(0, UNLIKELY), Ended("done")]))
+    panel.tokens(0)
+    microscope = panel._controls.microscope
+    assert panel.frames.settle(60) and panel.figure.opened == 0
+    _, close = microscope._row.children
+    close.click()
+    assert panel.frames.settle(60) and panel.figure.opened is None and microscope.event is None
 
 
 def test_a_click_and_arrow_keys_open_a_step_of_the_panel(monkeypatch, tmp_path):

@@ -70,7 +70,7 @@ def shown(value: float) -> str:
     >>> shown(812.43), shown(3435618.5), shown(float("nan"))
     ('812', '3.44e+06', 'NaN')
     """
-    return "NaN" if math.isnan(value) else f"{value:.3g}"
+    return "NaN" if math.isnan(value) else f"{value + 0.0:.3g}"  # -0.0 is 0
 
 
 MULTINOMIAL = "torch.multinomial"

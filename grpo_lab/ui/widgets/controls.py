@@ -489,7 +489,7 @@ class Controls:
         self.switches = Switches(guards, self._muted, lambda name, on: set_(f"guards.{name}={'on' if on else 'off'}"))
         self.sources = Sources(self._muted, partial(call, "choose"), set_)
         self.timeline = Timeline(self._muted, partial(call, "refresh"), self._button("fork", "fork"))
-        self.browser, self.microscope = BrowserPart(), Microscope()
+        self.browser, self.microscope = BrowserPart(), Microscope(partial(call, "refresh"))
         self.curves, self.chain = map(_picture, ("plot", "chain"), sizes, first)
         self._buttons = {name: self._button(name, {"pause": "toggle"}.get(name, name)) for name in _BAR}
         self._pace, self._open, self._table_on = self._pace_menu(pace), self._open_menu(), self._table_switch()

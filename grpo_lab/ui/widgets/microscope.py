@@ -1,7 +1,8 @@
 """The token microscope: the completions that explain the numbers of a step, token by token, as a panel shows them."""
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ipywidgets
@@ -25,6 +26,24 @@ NUMBERS |= {name: LINKS[name].label for name in ("logprobs", "old_logprobs", "re
 """The numbers of a token, with their labels."""
 MIGHT_HELP = ("clamp_log_ratio", "dual_clip", "clamp_kl")
 """The guards whose effect on a token is shown."""
+
+
+STANDS_OUT = {"log_ratio": "log_ratio/max", "kl": "kl"}
+"""Numbers of a token that are judged as these metrics of its step."""
+
+
+def without_victims(event: Stepped) -> Stepped:
+    """The step without completions of updates after the first break: in these every token is broken."""
+    last = min((note.update for note in event.links if note.broken), default=math.inf)
+    kept = tuple(note for note in event.completions if note.update <= last)
+    return event if len(kept) in (0, len(event.completions)) else dataclasses.replace(event, completions=kept)
+
+
+def stands_out(event: Stepped, note: CompletionNote, token: int) -> bool:
+    """Whether the step's norm, or a number of the token, is outside of what is usual."""
+    numbers = {metric: abs(getattr(note, name)[token]) for name, metric in STANDS_OUT.items() if getattr(note, name)}
+    numbers["grad_norm"] = event.metrics.get("grad_norm", 0.0)
+    return not all(value <= METRICS[metric].high for metric, value in numbers.items())
 
 
 def explains(curve: str, event: Stepped) -> str:
@@ -82,7 +101,7 @@ def label(number: str) -> str:
 class Microscope:
     """A part of a panel: the tokens of one step, coloured by the number that a menu chooses."""
 
-    def __init__(self) -> None:
+    def __init__(self, closed: Callable[[], object] = lambda: None) -> None:
         self.event: Stepped | None = None
         self.curve = "grad_norm"
         self._config = Config()
@@ -92,25 +111,30 @@ class Microscope:
         self.number = ipywidgets.Dropdown(options=options, **words).add_class("grpo-lab-number")
         parts.by_user(self.number, self._muted, lambda _: self._show())
         self._tokens = parts.words("tokens")
-        self.widget = parts.box("microscope", [self.number, self._tokens], ipywidgets.VBox)
-        self.close()
+        self._row = parts.box(
+            "row", [self.number, parts.button("close", "×", self.close, tooltip=text("microscope.close"))]
+        )
+        self.widget = parts.box("microscope", [self._row, self._tokens], ipywidgets.VBox)
+        self._closed = closed
+        self._show()
 
     def open(self, event: Stepped, config: Config, curve: str) -> None:
         """Show a step of a run that had this config, for a click on a curve."""
-        self.event, self._config, self.curve = event, config, curve
+        self.event, self._config, self.curve = without_victims(event), config, curve
         with self._muted:
-            if event.completions:
-                self.number.value = culprit(event.completions, explains(curve, event))[1]
+            if self.event.completions:
+                self.number.value = culprit(self.event.completions, explains(curve, self.event))[1]
         self._show()
 
     def close(self) -> None:
         """Show no step, and how to open one."""
         self.event = None
         self._show()
+        self._closed()
 
     def _show(self) -> None:
         notes = self.event.completions if self.event else ()
-        self.number.layout.display = "" if notes else "none"
+        self._row.layout.display = "" if notes else "none"
         if not self.event or not notes:
             words = text("microscope.none", step=self.event.step) if self.event else text("microscope.closed")
             self._tokens.value = html.fill("announced", words)
@@ -119,11 +143,13 @@ class Microscope:
         middle = float(number == "ratio")  # that of all others is 0
         sizes = [abs(value - middle) for note in notes for value in getattr(note, number) if math.isfinite(value)]
         most, lines = max(sizes, default=0.0) or 1.0, []
+        most = max(most, 0.1) if number in ("log_ratio", "ratio", "kl") else most  # rounding is no colour
+        odd = stands_out(self.event, blamed, token)
         for note in sorted(notes, key=lambda note: note is not blamed):
             numbers, values = _texts(note), getattr(note, number) or [middle] * len(note.tokens)
             labelled = [[f"{label(name)} {each}" for each in texts] for name, texts in numbers.items()]
             hints = map(", ".join, zip(*labelled, strict=True))
-            framed = [note is blamed and place == token for place in range(len(values))]
+            framed = [odd and note is blamed and place == token for place in range(len(values))]
             tints = [_tint((value - middle) / most) for value in values]
             chips = [*zip(map(visible, note.tokens), tints, hints, framed, strict=True)]
             why = text("status.comma").join(text(f"microscope.why.{each}") for each in note.why)
@@ -135,7 +161,9 @@ class Microscope:
             *zip(tokens, *numbers.values(), clipped, strict=True),
         ]
         where = {"token": tokens[token], "place": token + 1, "number": blamed.number, "update": blamed.update}
-        said = text("microscope.culprit", **where, name=label(name), value=numbers[name][token])
+        said = text(
+            "microscope.culprit" if odd else "microscope.largest", **where, name=label(name), value=numbers[name][token]
+        )
         ends, heading = map(html.shown, (middle - most, middle + most)), text("microscope.title", step=self.event.step)
         effects = self._effects(blamed, token)
         self._tokens.value = html.fill("microscope", heading, said, lines, [*ends], rows, token, effects)
