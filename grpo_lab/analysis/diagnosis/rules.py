@@ -20,10 +20,10 @@ from grpo_lab.analysis.diagnosis import curves
 from grpo_lab.analysis.diagnosis.curves import Curve
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.logs.table import Fact, fact, number_in
+from grpo_lab.analysis.logs.text import tables
 from grpo_lab.config.algorithms import PART_OF, algorithm_of, unused
 from grpo_lab.errors import ConfigError
 from grpo_lab.metrics import METRICS, metric, of_run
-from grpo_lab.paths import data_directory, read_toml
 
 FIELDS = ("here", "trl", "verl")
 """The fields of a remedy that name its setting, in each trainer."""
@@ -70,12 +70,6 @@ def settings_that_tell(log: Log) -> dict[str, Any]:
     """The settings of a log's run that tell its formulas, under the trainer's own names and under ours."""
     theirs = {name: log.settings[name] for name in told_by(log) if name in log.settings}
     return theirs | {OWN + name: value for name, value in formulas_in(log).items()}
-
-
-@functools.cache
-def tables(name: str) -> Mapping[str, Any]:
-    """The tables of a file in data/diagnosis. Raises ConfigError for a file that cannot be read."""
-    return read_toml(data_directory() / "diagnosis" / f"{name}.toml")
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,12 @@
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from grpo_lab.analysis.logs.table import Fact, fact, number_in
-from grpo_lab.analysis.logs.text import last_exception
+from grpo_lab.analysis.logs.text import last_exception, patterns
 
 OF_TRAINING = frozenset(
     ("learning_rate", "per_device_train_batch_size", "num_generations", "beta", "actor_rollout_ref", "rlhf_type")
@@ -24,7 +23,6 @@ LARGEST = 2**20
 DEEPEST, MOST = 8, 5000
 """A file of settings that is deeper or longer, as one whose parts hold each other, is read that far."""
 CONSOLES = ("*.log", "*.out", "*.err", "*.txt", "*stderr*", "*stdout*")
-_METRICS = re.compile(r"\{'(?:loss|reward|grad_norm)': ")
 TOGETHER = 60
 """Seconds between the last lines of one run's stdout and stderr, at most."""
 
@@ -126,7 +124,7 @@ def crash_beside(log: Path) -> str:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - LARGEST))
             text = file.read().decode("utf-8", errors="replace").replace("\r", "\n")
-        *_, after_metrics = _METRICS.split(text)
+        *_, after_metrics = patterns("console")["inner_dictionary"].split(text)
         if crash := last_exception(after_metrics):
             return crash
         if after_metrics != text:
