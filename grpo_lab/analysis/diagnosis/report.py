@@ -191,7 +191,6 @@ WIDEST = 40
 """Letters of the column of metrics, where an exception may stand too."""
 ENOUGH_STEPS = 6
 """Rows that a curve needs to have a beginning and an end."""
-NAMES = {"grpo_lab": "grpo_lab", "trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "ms-swift": "ms-swift"}
 HEALTHY = "healthy"
 """The verdict if no logged metric shows a cause."""
 NOT_ENOUGH = "not-enough"
@@ -257,7 +256,7 @@ class Diagnosis:
         rows = [[word(f"column.{name}") for name in HEAD]]
         rows += [_row(each, word) for each in first.evidence] if first else []
         values |= {"found": self, "log": log, "first": first, "happened": story(log, word.language), "evidence": rows}
-        values |= {"enough": ENOUGH_STEPS, "trainer": NAMES.get(log.source), "algorithm": algorithm}
+        values |= {"enough": ENOUGH_STEPS, "trainer": rules.TRAINERS["names"].get(log.source), "algorithm": algorithm}
         remedies = [_advised(remedy, log.source, word) for remedy in first.remedies] if first else []
         return rendered(template, **values, remedies=remedies, cannot_show=list(self._cannot_show(word)))
 
@@ -317,7 +316,7 @@ def _row(evidence: rules.Evidence, word: Words) -> list[str]:
 
 def settings_of(remedy: rules.Remedy, source: str, word: Words) -> list[tuple[str, str]]:
     """The settings of a remedy, each with its trainer: that of the log's trainer alone, or all if it is not known."""
-    own = rules.FIELD_OF.get(source)
+    own = rules.TRAINERS["field"].get(source)
     named = {"here": word("here"), "trl": "TRL", "verl": "verl"}
     kept = [name for name in rules.FIELDS if getattr(remedy, name) and (name == own or not source)]
     return [(named[name], word.of(f"setting.{getattr(remedy, name)}", getattr(remedy, name))) for name in kept]

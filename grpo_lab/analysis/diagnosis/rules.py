@@ -27,8 +27,7 @@ from grpo_lab.metrics import METRICS, metric, of_run
 
 FIELDS = ("here", "trl", "verl")
 """The fields of a remedy that name its setting, in each trainer."""
-FIELD_OF = {"grpo_lab": "here", "trl": "trl", "ms-swift": "trl", "verl": "verl"}
-"""The field of each trainer; ms-swift builds on TRL's."""
+TRAINERS = tables("trainers")
 OWN = "loss."
 NAME, IDLE = "algorithm", "without_effect"
 """The keys of data/diagnosis/algorithms.toml that are no settings of `loss`."""
@@ -253,14 +252,6 @@ def _steady(log: Log, name: str, step: int) -> bool:
 
 
 Sightings = Mapping[str, Sighting]
-ELSEWHERE = {
-    "delta": ("delta", "actor_rollout_ref.actor.clip_ratio_c"),
-    "epsilon": ("epsilon", "actor_rollout_ref.actor.clip_ratio"),
-    "kl": ("actor_rollout_ref.actor.kl_loss_type",),
-}
-"""The settings of other trainers that change a part of the loss."""
-FRAMEWORKS = ("trl", "ms-swift", "verl", "openrlhf")
-"""Trainers whose loop cannot make the mistakes of an own loop."""
 LEVELS = ("failure", "warning", "note")
 """A warning is named after every failure, even if it began earlier; a note alone leaves a run healthy."""
 
@@ -278,7 +269,7 @@ class Remedy:
 
     def fits(self, source: str) -> bool:
         """Whether the trainer that wrote the log leaves anything to set."""
-        return not getattr(self, FIELD_OF.get(source, "here")).startswith(("built in", "not with"))
+        return not getattr(self, TRAINERS["field"].get(source, "here")).startswith(("built in", "not with"))
 
 
 @dataclass(frozen=True)
@@ -372,7 +363,7 @@ class Cause:
     suspects: Sequence[Suspect] = ()
     """The most likely first, before the log is asked."""
     own_suspects: Sequence[Suspect] = ()
-    """Mistakes of an own training loop, named first; they are ruled out in `FRAMEWORKS`."""
+    """Mistakes of an own training loop, named first; they are ruled out in the `frameworks` of trainers.toml."""
     tell_apart: str = ""
     remedies: Sequence[Remedy] = ()
     lab: str = ""
@@ -411,7 +402,7 @@ class Cause:
 
     def suspected(self, seen: Sightings, source: str) -> tuple[Suspect, ...]:
         """The suspects that the log does not rule out, those with support in it first."""
-        possible = self.suspects if source in FRAMEWORKS else (*self.own_suspects, *self.suspects)
+        possible = self.suspects if source in TRAINERS["frameworks"] else (*self.own_suspects, *self.suspects)
         ranks = [(suspect.rank(seen), suspect) for suspect in possible]
         kept = [(rank, suspect) for rank, suspect in ranks if rank is not None]
         return tuple(suspect for _, suspect in sorted(kept, key=lambda pair: pair[0]))
@@ -455,7 +446,7 @@ def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
     beta = {"beta": 1} if log.objectives else {}  # each has its own
     parts = unused({"beta": log.settings.get("beta", 1), **formulas_in(log), **beta})
     idle = {name for told in told_by(log).values() for name in told.get(IDLE, ())}
-    idle |= {name for part in parts for name in (f"loss.{part}", *ELSEWHERE.get(part, ()))}
+    idle |= {name for part in parts for name in (f"loss.{part}", *TRAINERS["settings"].get(part, ()))}
     idle |= {f"guards.{name}" for name, part in PART_OF.items() if part in parts}
     settings = settings_that_tell(log)
 
@@ -463,7 +454,7 @@ def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
         name, _, value = setting.partition("=")
         return idle.isdisjoint(re.findall(r"[\w.]+", setting)) and str(settings.get(name)) != (value.strip("'") or None)
 
-    own = FIELD_OF.get(log.source)
+    own = TRAINERS["field"].get(log.source)
     found = []
     for remedy in remedies:
         given = {name: text for name in FIELDS if (text := getattr(remedy, name))}

@@ -14,7 +14,7 @@ import pandas as pd
 from grpo_lab.analysis.logs import beside, formats, table
 from grpo_lab.analysis.logs.console import names_in
 from grpo_lab.analysis.logs.table import Log as Log
-from grpo_lab.analysis.logs.text import STDIN, Text, content, decoded, last_exception
+from grpo_lab.analysis.logs.text import STDIN, Text, content, decoded, last_exception, tables
 from grpo_lab.errors import LogError
 from grpo_lab.events import Event, Stepped
 
@@ -171,7 +171,7 @@ def _in_file(path: Path, logging_steps: int) -> list[Log]:
         return [Log({}, "no_metrics", crash=crash, settings=settings, source="verl" if settings else "")]
     if names := names_in(text.said):
         raise LogError(_no_metric(path, names))
-    raise LogError(f"{path}: unknown format; looked for " + "; ".join(formats.FORMATS))
+    raise LogError(f"{path}: unknown format; looked for " + "; ".join(tables("files")["formats"]))
 
 
 def _no_metric(path: Path, names: Sequence[str], format: str = "a table or console") -> str:

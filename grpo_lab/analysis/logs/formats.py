@@ -20,7 +20,7 @@ import pandas as pd
 from grpo_lab.analysis.logs.beside import flat, leaves
 from grpo_lab.analysis.logs.console import read_console
 from grpo_lab.analysis.logs.table import PREFIXES, STEP_NAMES, Columns, Fact, Table, choose, columns_of, fact, number_in
-from grpo_lab.analysis.logs.text import PREFIX, Text, by_rows, literal, parsed, patterns
+from grpo_lab.analysis.logs.text import PREFIX, Text, by_rows, literal, parsed, patterns, tables
 from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES
 
@@ -99,12 +99,9 @@ def printed_settings(text: str) -> dict[str, Any]:
     return flat({**given, **flat(literal(printed) or {})})
 
 
-KINDS = ("type", "split", "phase", "mode", "stage", "event", "kind")
-"""What a row is of, as "eval"."""
-COUNTED = (*STEP_NAMES, "epoch", "iter", "update", "rollout", "rollout_id")
+_FILES = tables("files")["json"]
+COUNTED = (*STEP_NAMES, *_FILES["counters"])
 """Counters that stand beside the metrics."""
-OF_STATE = ("logging_steps", "max_steps", "num_train_epochs", "train_batch_size")
-"""Settings in trainer_state.json."""
 
 
 def read_json(text: Text) -> list[Table]:
@@ -113,7 +110,7 @@ def read_json(text: Text) -> list[Table]:
     if whole is None and not _PATTERNS["json"].match(text.first):
         return []
     if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
-        known = {name: whole[name] for name in OF_STATE if whole.get(name)}
+        known = {name: whole[name] for name in _FILES["settings"] if whole.get(name)}
         whole = [row for row in whole["log_history"] if isinstance(row, dict)]
     if isinstance(whole, list) and all(isinstance(row, dict) for row in whole):
         return [Table(columns_of(map(_metrics_of, whole)), "log_history", source="trl", settings=known)]
@@ -184,7 +181,7 @@ def _metrics_of(tree: dict[str, Any]) -> dict[str, Any]:
     texts = {name: value for name, value in tree.items() if isinstance(value, str)}
     counted = {name: value.partition("/")[0] for name, value in texts.items() if _PATTERNS["of"].match(value)}
     found = dict(leaves(tree | counted, "/"))
-    held_out = any(str(tree.get(key)).lower().startswith(("eval", "val", "test")) for key in KINDS)
+    held_out = any(str(tree.get(key)).lower().startswith(("eval", "val", "test")) for key in _FILES["kinds"])
     return {name if name in COUNTED else f"eval/{name}": value for name, value in found.items()} if held_out else found
 
 
@@ -233,10 +230,10 @@ def _cells(line: str) -> list[str]:
 
 def read_csv(text: Text) -> list[Table]:
     """A table for each run of a CSV; none if its first line names no metric. Raises LogError for a damaged file."""
-    if " | " in text.first:
+    if " | " in text.first or len(text.first) > csv.field_size_limit():
         return []
     separator = max(",\t;", key=text.first.count)
-    names = _header(text.first, separator)
+    names = [name.strip() for name in next(csv.reader([text.first], delimiter=separator), [])]
     if {"Name", "State"} <= set(names):
         raise LogError(f"{text.name} is W&B's table of runs, with one row a run; export the panels of a run as CSV")
     if [name.lower() for name in names] == OF_TENSORBOARD:
@@ -281,14 +278,6 @@ def _of_runs(runs: dict[str, Columns], format: str, notes: Sequence[Fact] = (), 
 def _of_a_callback(names: Iterable[str]) -> bool:
     """Whether names have the prefix of the callbacks of Hugging Face's Trainer."""
     return any(name.startswith(PREFIXES[0]) for name in names)
-
-
-def _header(first: str, separator: str) -> list[str]:
-    """The names in the first line of a CSV; one if it is no CSV."""
-    try:
-        return [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
-    except csv.Error:
-        return [first]
 
 
 def _read(text: Text, separator: str) -> tuple[Columns, list]:
@@ -355,14 +344,6 @@ def named_in(file: str) -> tuple[str, str] | None:
 
 READERS: tuple[Callable[[Text], list[Table]], ...] = (read_json, read_verl, read_csv, read_table, read_console)
 """In the order in which they are asked; the first that finds a metric is right."""
-FORMATS = (
-    "a run folder of grpo_lab, or its events.jsonl",
-    "trainer_state.json of TRL or transformers, its log_history, or the lines that a trainer or your own loop prints",
-    "verl's console (step:1 - actor/grad_norm:0.3 - …) or its file logger",
-    "JSON lines with a dictionary of metrics each, as ms-swift's logging.jsonl, or JSON with a list for each metric",
-    "TensorBoard event files or their folder",
-    "CSV with a header, W&B's export of a panel, TensorBoard's CSV, a table in HTML, Markdown, text or a notebook",
-)
 
 
 def read_text(text: Text) -> list[Table]:

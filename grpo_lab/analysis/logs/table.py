@@ -33,9 +33,7 @@ TRAINERS = ("trl", "ms-swift")
 CUMULATIVE = "num_tokens"
 """Hugging Face's Trainer counts these from the start of the run; here they are counted for each step."""
 HELD_OUT = "eval/reward"
-_WITHOUT = frozenset(_NAMES["words"]["without"].split())
-_NOT_BEFORE = frozenset(_NAMES["words"]["not_before_a_slash"].split())
-_HELD_OUT = frozenset(_NAMES["words"]["held_out"].split())
+_WORDS = {kind: frozenset(words.split()) for kind, words in _NAMES["words"].items() if kind != "spelt"}
 _SPELT = {old: new.split() for new, others in _NAMES["words"]["spelt"].items() for old in others.split()}
 _PATTERNS = patterns("table")
 _MEANS = [(metric, re.compile(words)) for metric, patterns in _NAMES["means"].items() for words in patterns]
@@ -91,10 +89,10 @@ def words_of(name: str) -> tuple[str, bool]:
     (('response length', False), ('reward', True))
     """
     found = [word for part in _PATTERNS["camel"].split(name) for word in _PATTERNS["word"].findall(part.lower())]
-    held_out = not _HELD_OUT.isdisjoint(found)
-    every = [each for word in found if word not in _HELD_OUT for each in _SPELT.get(word, [word])]
+    held_out = not _WORDS["held_out"].isdisjoint(found)
+    every = [each for word in found if word not in _WORDS["held_out"] for each in _SPELT.get(word, [word])]
     once = [word for word, before in zip(every, [None, *every], strict=False) if word != before]
-    return " ".join([word for word in once if word not in _WITHOUT] or once), held_out
+    return " ".join([word for word in once if word not in _WORDS["without"]] or once), held_out
 
 
 @lru_cache(10_000)
@@ -112,7 +110,7 @@ def meaning(name: str) -> Meaning | None:
         fits = _IS["held_out"].search(words) and not _IS_NOT["held_out"].search(words)
         return Meaning(HELD_OUT, 100) if fits else None
     found = next((Meaning(metric, 100 + at) for at, (metric, is_) in enumerate(_MEANS) if is_.fullmatch(words)), None)
-    if found or len(rest) < 2 or not _NOT_BEFORE.isdisjoint(_PATTERNS["word"].findall(first.lower())):
+    if found or len(rest) < 2 or not _WORDS["not_before_a_slash"].isdisjoint(_PATTERNS["word"].findall(first.lower())):
         return found
     inner = meaning(rest)
     return inner and inner._replace(rank=inner.rank + 1000)
