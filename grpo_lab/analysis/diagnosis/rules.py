@@ -207,9 +207,8 @@ class Symptom:
         if len(kept) < self.steps:
             return None
         whole = np.array([curves.WHOLES[self.when](kept)])
-        return (
-            (curves.first_true(mask) or 0) if self.compare(whole, 1.0 if self.when == "trend" else unit).any() else None
-        )
+        shown = self.compare(whole, 1.0 if self.when == "trend" else unit).any()
+        return (curves.first_true(mask) or 0) if shown else None
 
     def compare(self, values: Curve, unit: Curve | float = 1.0) -> curves.Mask:
         """Where values, of shape (steps,), are over or under the bound times the unit. NaN is neither.
@@ -457,9 +456,8 @@ def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
     own = TRAINERS["field"].get(log.source)
     found = []
     for remedy in remedies:
-        given = {name: text for name in FIELDS if (text := getattr(remedy, name))}
-        kept = {name: ", ".join(filter(acts, text.split(", "))) for name, text in given.items()}
-        asked = list(given) if not own else [own] if own in given else []
+        kept = {name: ", ".join(filter(acts, getattr(remedy, name).split(", "))) for name in FIELDS}
+        asked = [name for name in ([own] if own else FIELDS) if getattr(remedy, name)]
         changed = replace(remedy, **kept)
         if not asked or (any(kept[name] for name in asked) and changed.fits(log.source)):
             found.append(changed)

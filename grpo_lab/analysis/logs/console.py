@@ -58,26 +58,15 @@ def read_console(text: Text) -> list[Table]:
             values = [{"step": step, **row} for step, row in zip(steps, values, strict=True)]
         elif not _by_epochs(values):
             notes.append(fact("counted_by", steps=text.logging_steps) if text.logging_steps > 1 else fact("counted"))
-    starts = [
-        at.end()
-        for at in _PATTERNS["start"].finditer(said)
-        if not _PATTERNS["resumed"].search(said, at.end(), at.end() + NEAR)
-    ]
+    begun = [at.end() for at in _PATTERNS["start"].finditer(said)]
+    starts = [bisect.bisect(places, at) for at in begun if not _PATTERNS["resumed"].search(said, at, at + NEAR)]
     names = {name for row in rows for name in row.values}
-    of_trainer = sum(row.alone for row in rows) > len(rows) / 2 and not names.isdisjoint(
-        ("loss", "learning_rate", "epoch")
-    )
-    return [
-        Table(
-            columns_of(values),
-            "trainer_console" if of_trainer else "console",
-            notes,
-            source="trl" if of_trainer else "",
-            crashes=by_rows(said, places[: len(rows)]),
-            starts=[bisect.bisect(places, at) for at in starts],
-            count_by=text.logging_steps,
-        )
-    ]
+    dictionaries_alone = sum(row.alone for row in rows) > len(rows) / 2
+    of_trainer = dictionaries_alone and not names.isdisjoint(("loss", "learning_rate", "epoch"))
+    kind, source = ("trainer_console", "trl") if of_trainer else ("console", "")
+    crashes = by_rows(said, places[: len(rows)])
+    table = Table(columns_of(values), kind, notes, source, crashes=crashes, starts=starts, count_by=text.logging_steps)
+    return [table]
 
 
 def _rows(said: str) -> Iterator[_Row]:

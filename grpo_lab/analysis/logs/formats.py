@@ -282,18 +282,16 @@ def _of_a_callback(names: Iterable[str]) -> bool:
 
 def _read(text: Text, separator: str) -> tuple[Columns, list]:
     """The columns of a CSV, and a note if its last row is cut. An empty cell was not logged; the text nan is NaN."""
-    lines = text.said.lstrip("\n").split("\n")
+    lines, damaged = text.said.lstrip("\n").split("\n"), "damaged CSV, {}; give the file as it was exported"
     try:
         names, *rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
     except csv.Error as error:
-        raise LogError(f"{text.name}: damaged CSV, {error}; give the file as it was exported") from error
+        raise LogError(f"{text.name}: {damaged.format(error)}") from error
     rows, notes = [row for row in rows if row], []
     for number, row in enumerate(rows, start=2):
         if len(row) > len(names):
-            raise LogError(
-                f"{text.name}: damaged CSV, row {number} has {len(row)} cells of {len(names)}; give the file as it was "
-                "exported"
-            )
+            said = f"row {number} has {len(row)} cells of {len(names)}"
+            raise LogError(f"{text.name}: {damaged.format(said)}")
     if lines[-1] and rows and len(rows[-1]) < len(names):
         rows.pop()
         notes.append(fact("cut"))
@@ -388,17 +386,10 @@ def outputs_of(notebook: dict[str, Any]) -> tuple[list[str], str]:
     for cell in notebook.get("cells") or [each for sheet in notebook.get("worksheets", ()) for each in sheet["cells"]]:
         for output in cell.get("outputs", ()) if isinstance(cell, dict) else ():
             data = output.get("data", {})
-            tables += tables_in_html(_joined(data.get("text/html", "")))
-            said.append(_joined(output.get("text", data.get("text/plain", ""))))
+            tables += tables_in_html("".join(data.get("text/html", "")))  # a text, or its lines
+            said.append("".join(output.get("text", data.get("text/plain", ""))))
             said.append("\n".join(output.get("traceback", ())))
     return tables, "\n".join(filter(None, said)) + "\n"
-
-
-def _joined(text: str | list[str]) -> str:
-    return text if isinstance(text, str) else "".join(text)
-
-
-INSTALL = 'pip install "grpo-lab[tensorboard]"'
 
 
 def event_files(folder: Path) -> list[Path]:
@@ -436,9 +427,8 @@ def _scalars(place: Path) -> Columns:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         from tensorboard.util.tensor_util import make_ndarray
     except ImportError as error:
-        raise LogError(
-            f"{place} has TensorBoard files; to read them: {INSTALL}, or export the scalars as CSV"
-        ) from error
+        way = 'pip install "grpo-lab[tensorboard]", or export the scalars as CSV'
+        raise LogError(f"{place} has TensorBoard files; to read them: {way}") from error
     events = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     found = {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}

@@ -311,9 +311,8 @@ class Table:
     @property
     def size(self) -> int:
         """The number of rows."""
-        return 1 + max(
-            (int(column.index.to_numpy().max()) for column in self.columns.values() if len(column)), default=-1
-        )
+        last = [int(column.index.to_numpy().max()) for column in self.columns.values() if len(column)]
+        return 1 + max(last, default=-1)
 
     @property
     def chosen(self) -> dict[str, str]:
@@ -421,19 +420,11 @@ def log_of(table: Table) -> Log:
     notes = [*table.notes, *([fact("repeated", count=f"{repeated:,}")] if repeated else [])]
     counted = steps if counters(columns) else columns.get("epoch", pd.Series(dtype=np.float64))
     counts = np.unique(counted.dropna().to_numpy())
-    return Log(
-        {name: _last_of_each_step(series) for name, series in metrics.items()},
-        table.format,
-        table.hides_nan or source in TRAINERS,
-        (*notes, *_on_unread(left, chosen, source)),
-        table.updates_a_row,
-        source,
-        table.settings,
-        functions={name: _last_of_each_step(series) for name, series in functions.items()},
-        name=table.name,
-        unread=left,
-        begins_late=_begins_late(counts),
-    )
+    hides, said = table.hides_nan or source in TRAINERS, (*notes, *_on_unread(left, chosen, source))
+    metrics = {name: _last_of_each_step(series) for name, series in metrics.items()}
+    functions = {name: _last_of_each_step(series) for name, series in functions.items()}
+    log = Log(metrics, table.format, hides, said, table.updates_a_row, source, table.settings, functions=functions)
+    return replace(log, name=table.name, unread=left, begins_late=_begins_late(counts))
 
 
 def _begins_late(steps: NDArray[np.int64]) -> bool:
