@@ -23,7 +23,7 @@ from grpo_lab.analysis.logs.table import Fact, fact, number_in
 from grpo_lab.analysis.logs.text import tables
 from grpo_lab.config.algorithms import PART_OF, algorithm_of, unused
 from grpo_lab.errors import ConfigError
-from grpo_lab.metrics import METRICS, metric, of_run
+from grpo_lab.metrics import METRICS, of_run
 
 FIELDS = ("here", "trl", "verl")
 """The fields of a remedy that name its setting, in each trainer."""
@@ -57,11 +57,8 @@ def algorithm_in(log: Log) -> str:
 def told_by(log: Log) -> dict[str, Mapping[str, Any]]:
     """What each setting or metric of a log tells, by its name."""
     given = {**dict.fromkeys(log.metrics, True), **log.settings}
-    found = {
-        name: values.get(str(given[name]), values.get("*"))
-        for name, values in tables("algorithms").items()
-        if name in given
-    }
+    known = {name: values for name, values in tables("algorithms").items() if name in given}
+    found = {name: values.get(str(given[name]), values.get("*")) for name, values in known.items()}
     return {name: told for name, told in found.items() if told is not None}
 
 
@@ -480,10 +477,8 @@ class Evidence:
     @property
     def healthy(self) -> tuple[float, float]:
         """The metric's healthy range; a setting, a crash and a single reward function have none."""
-        if of_run(self.metric) not in METRICS:
-            return -math.inf, math.inf
-        usual = metric(self.metric)
-        return usual.low, usual.high
+        usual = METRICS.get(of_run(self.metric))
+        return (usual.low, usual.high) if usual else (-math.inf, math.inf)
 
 
 @dataclass(frozen=True)

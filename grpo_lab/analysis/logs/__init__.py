@@ -105,9 +105,8 @@ def _log_in(folder: Path) -> Path:
     if states := [*folder.glob("*/trainer_state.json")]:
         runs = sorted({state.parent.name.partition("checkpoint-")[0] for state in states})
         if len(runs) > 1:
-            raise LogError(
-                f"{folder} holds {len(runs)} runs: {', '.join(runs[:4])}{' …' * (len(runs) > 4)}; give one of them"
-            )
+            named = ", ".join(runs[:4]) + " …" * (len(runs) > 4)
+            raise LogError(f"{folder} holds {len(runs)} runs: {named}; give one of them")
         return max(states, key=lambda state: state.stat().st_size)
     exports = _csv_files(folder)
     if formats.event_files(folder) or len(exports) > 1:

@@ -372,11 +372,9 @@ def tables_in_html(text: str) -> list[str]:
     found = []
     for table in _PATTERNS["table"].findall(text):
         rows = [_PATTERNS["cell"].findall(row) for row in _PATTERNS["row"].findall(table)]
-        cells = [
-            [" ".join(html.unescape(_PATTERNS["tag"].sub("", cell)).split()) for cell in row] for row in rows if row
-        ]
-        if len(cells) > 1 and len(cells[0]) > 1:
-            found.append("\n".join("\t".join(row[: len(cells[0])]) for row in cells) + "\n")
+        words = [[html.unescape(_PATTERNS["tag"].sub("", cell)).split() for cell in row] for row in rows if row]
+        if len(words) > 1 and len(words[0]) > 1:
+            found.append("\n".join("\t".join(map(" ".join, row[: len(words[0])])) for row in words) + "\n")
     return found
 
 

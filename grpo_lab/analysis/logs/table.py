@@ -447,9 +447,8 @@ def _by_step(column: pd.Series, steps: pd.Series, name: str) -> pd.Series:
     """The values of a column by step, in the order of their rows; rows without a step are left out."""
     at = steps.reindex(column.index)
     known = at.abs() < 2**53  # a larger float is no exact number of a step
-    return pd.Series(
-        column.loc[known].to_numpy(), index=pd.Index(at.loc[known].astype(np.int64), name="step"), name=name
-    )
+    index = pd.Index(at.loc[known].astype(np.int64), name="step")
+    return pd.Series(column.loc[known].to_numpy(), index=index, name=name)
 
 
 def _last_of_each_step(series: pd.Series) -> pd.Series:
