@@ -101,13 +101,12 @@ def test_the_sentence_stands_before_the_verdict_in_text_page_and_json():
 
 
 def test_each_rule_asks_for_what_a_curve_has_and_each_message_is_said():
-    main, companions = (tables("story")[part] for part in ("main", "companions"))
+    main, companions, ends = (tables("story")[part] for part in ("main", "companions", "ends"))
     known = {"log", "main", *measures(Log({"reward": pd.Series(RISE)}), "reward")}
-    for key, rule in {**main, **{key: each["when"] for key, each in companions.items()}}.items():
+    for key, rule in {**main, **{key: each["when"] for key, each in companions.items()}, **ends}.items():
         assert meta.find_undeclared_variables(Environment().parse(f"{{{{ {rule} }}}}")) <= known, key
     assert {each["of"] for each in companions.values()} <= METRICS.keys()
-    in_code = {"with", "nan_always", "nan_from", "not_recovered", "at_the_end", "crashed"}
-    in_code |= {"begins_late", "beginning_missing"}
+    in_code = {"with", "nan_always", "nan_from"}
     place = "diagnosis.story."
     there = {key.removeprefix(place) for key in messages.catalogue(messages.ENGLISH) if key.startswith(place)}
-    assert there == {*main, *companions, *in_code}
+    assert there == {*main, *companions, *ends, *in_code}

@@ -94,6 +94,10 @@ class Words:
         said = self.of(f"symptom.{evidence.symptom}", evidence.says)
         return said + self("medians", values=evidence.medians) if evidence.medians else said
 
+    def lacks(self, missing: Sequence[rules.Unknown]) -> list[str]:
+        """The metrics that a log lacks, each with the reason."""
+        return [self("named", name=each.metric, said=each.why.said(self.language)) for each in missing]
+
     def of(self, key: str, english: str) -> str:
         """A text of data/diagnosis; code alone has no translation."""
         return messages.catalogue(self.language, "diagnosis").get(key, english)
@@ -137,7 +141,9 @@ def story(log: Log, language: str) -> str:
     happened = say(main, reward)
     if told:
         happened = word("story.with", said=happened, told=word("comma").join(told))
-    return "".join([happened, *(say(key, known) for key, known in _end(log, since)), word("stop")])
+    end = {"step": next(iter(log.steps), 0), "crash": log.crash}
+    ends = [say(key, end) for key, rule in chosen["ends"].items() if holds(rule, log=log, main=main, **reward)]
+    return "".join([happened, *ends, word("stop")])
 
 
 def measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
@@ -172,15 +178,11 @@ def _not_finite(log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
         yield key, {"metric": ", ".join(names[:NAMED]) + more, "step": step}
 
 
-def _end(log: Log, since: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Whether the run recovered, and how it ended."""
-    if since is not None:
-        rows = np.count_nonzero(log.metrics["reward"].index.to_numpy() >= since)
-        yield "not_recovered" if rows >= 3 else "at_the_end", {}
-    if log.begins_late:  # at step 1, if the rows have no step, and something else tells that others were before
-        yield "begins_late" if log.steps[0] > 1 else "beginning_missing", {"step": int(log.steps[0])}
-    if log.crash:
-        yield "crashed", {"crash": log.crash}
+def rendered(template: str, **values: Any) -> str:
+    """A template of data/templates, in the user's language, of lines that are not too wide."""
+    word, page = Words(messages.language()), templates().get_template(template)
+    breaks = {"paragraph": lambda *said: "\n".join(wrapped(*said)), "columns": lambda rows: "\n".join(columns(rows))}
+    return page.render(**values, **breaks, word=word, width=width)
 
 
 HEAD = ("step", "metric", "value", "last", "healthy", "meaning")
@@ -189,7 +191,6 @@ WIDEST = 40
 """Letters of the column of metrics, where an exception may stand too."""
 ENOUGH_STEPS = 6
 """Rows that a curve needs to have a beginning and an end."""
-NAMES = {"grpo_lab": "grpo_lab", "trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "ms-swift": "ms-swift"}
 HEALTHY = "healthy"
 """The verdict if no logged metric shows a cause."""
 NOT_ENOUGH = "not-enough"
@@ -249,25 +250,15 @@ class Diagnosis:
     def _rendered(self, template: str, **values: Any) -> str:
         """A template of the diagnosis, in the user's language."""
         word, log, first = Words(messages.language()), self.log, next(iter(self.named), None)
-        told = [
-            f"{name}={value}" for name, value in rules.settings_that_tell(log).items() if not name.startswith(rules.OWN)
-        ]
-        values |= {"word": word, "found": self, "log": log, "first": first, "happened": story(log, word.language)}
-        page = templates().get_template(template)
-        return page.render(
-            **values,
-            paragraph=lambda *said: "\n".join(wrapped(*said)),
-            columns=lambda rows: "\n".join(columns(rows)),
-            width=width,
-            enough=ENOUGH_STEPS,
-            trainer=NAMES.get(log.source),
-            algorithm=rules.algorithm_in(log) and word.because(rules.algorithm_in(log), told, "comma"),
-            head=[word(f"column.{name}") for name in HEAD],
-            rows=[_row(evidence, word) for evidence in first.evidence] if first else [],
-            remedies=[_advised(remedy, log.source, word) for remedy in first.remedies] if first else [],
-            possible=[_possible(each, word) for each in self.possible],
-            cannot_show=list(self._cannot_show(word)),
-        )
+        settings = rules.settings_that_tell(log).items()
+        told = [f"{name}={value}" for name, value in settings if not name.startswith(rules.OWN)]
+        algorithm = rules.algorithm_in(log) and word.because(rules.algorithm_in(log), told, "comma")
+        rows = [[word(f"column.{name}") for name in HEAD]]
+        rows += [_row(each, word) for each in first.evidence] if first else []
+        values |= {"found": self, "log": log, "first": first, "happened": story(log, word.language), "evidence": rows}
+        values |= {"enough": ENOUGH_STEPS, "trainer": rules.TRAINERS["names"].get(log.source), "algorithm": algorithm}
+        remedies = [_advised(remedy, log.source, word) for remedy in first.remedies] if first else []
+        return rendered(template, **values, remedies=remedies, cannot_show=list(self._cannot_show(word)))
 
     def why_nothing(self, word: Words) -> list[str]:
         """What the log lacks to show a healthy run, or what no log shows; nothing if something was found."""
@@ -288,33 +279,20 @@ class Diagnosis:
         docs/diagnose.md has the fields.
         """
         log = self.log
-        about = {
-            "format": log.format_in_words(),
-            "source": log.source,
-            "algorithm": rules.algorithm_in(log),
-            "steps": len(log.steps),
-            "metrics": list(log.metrics),
-            "settings": len(log.settings),
-            "crash": log.crash,
-            "notes": [note.said() for note in log.notes],
-        }
-        possible = [
+        about = {"format": log.format_in_words(), "source": log.source, "algorithm": rules.algorithm_in(log)}
+        about |= {"steps": len(log.steps), "metrics": list(log.metrics), "settings": len(log.settings)}
+        about |= {"crash": log.crash, "notes": [note.said() for note in log.notes]}
+        found: dict[str, Any] = {"verdict": self.verdict, "happened": story(log, ENGLISH), "log": about}
+        found["findings"] = [_tree_of(finding) for finding in self.findings]
+        found["possible"] = [
             {"cause": each.cause.name, "step": each.step, "lacks": [missing.tree() for missing in each.lacks]}
             for each in self.possible
         ]
-        blind = [{**missing.tree(), "causes": [cause.name for cause in causes]} for missing, causes in self.blind]
-        return encodable(
-            {
-                "verdict": self.verdict,
-                "happened": story(log, ENGLISH),
-                "log": about,
-                "findings": [_tree_of(finding) for finding in self.findings],
-                "possible": possible,
-                "cannot_show": blind,
-                "lacking": [lacks.said() for lacks in self.lacking],
-                "earlier": [each.tree() for each in self.earlier],
-            }
-        )
+        found["cannot_show"] = [
+            {**missing.tree(), "causes": [cause.name for cause in causes]} for missing, causes in self.blind
+        ]
+        found["lacking"] = [lacks.said() for lacks in self.lacking]
+        return encodable({**found, "earlier": [each.tree() for each in self.earlier]})
 
     def compare(self, other: Diagnosis, names: tuple[str, str] = ("first", "second")) -> Comparison:
         """This run beside another one: settings that differ, levels of the curves, and the step at which they part."""
@@ -338,7 +316,7 @@ def _row(evidence: rules.Evidence, word: Words) -> list[str]:
 
 def settings_of(remedy: rules.Remedy, source: str, word: Words) -> list[tuple[str, str]]:
     """The settings of a remedy, each with its trainer: that of the log's trainer alone, or all if it is not known."""
-    own = rules.FIELD_OF.get(source)
+    own = rules.TRAINERS["field"].get(source)
     named = {"here": word("here"), "trl": "TRL", "verl": "verl"}
     kept = [name for name in rules.FIELDS if getattr(remedy, name) and (name == own or not source)]
     return [(named[name], word.of(f"setting.{getattr(remedy, name)}", getattr(remedy, name))) for name in kept]
@@ -350,30 +328,17 @@ def _advised(remedy: rules.Remedy, source: str, word: Words) -> tuple[str, list[
     return said, settings, word.because(said, [word("named", name=name, said=own) for name, own in settings])
 
 
-def _possible(possible: rules.PossibleCause, word: Words) -> str:
-    """A cause that the log cannot rule out, and why, in a line."""
-    lacks = [word("named", name=missing.metric, said=missing.why.said(word.language)) for missing in possible.lacks]
-    return word("from_step", step=possible.step, said=word.because(word.titled(possible.cause), lacks))
-
-
 def _tree_of(finding: rules.DetectedCause) -> dict[str, Any]:
     cause, word = finding.cause, Words(ENGLISH)
-    return {
-        "cause": cause.name,
-        "title": cause.title,
-        "level": cause.level,
-        "objective": finding.objective,
-        "step": finding.step,
-        "evidence": [
-            {**asdict(each), "says": word.symptom(each), "healthy": each.healthy} for each in finding.evidence
-        ],
-        "suspects": [suspect.says for suspect in finding.suspects],
-        "suspect_names": [suspect.name for suspect in finding.suspects],
-        "tell_apart": cause.tell_apart,
-        "remedies": [asdict(remedy) for remedy in finding.remedies],
-        "scenarios": cause.scenarios,
-        "lab": cause.lab,
-    }
+    about: dict[str, Any] = {"cause": cause.name, "title": cause.title, "level": cause.level}
+    about |= {"objective": finding.objective, "step": finding.step}
+    about["evidence"] = [
+        {**asdict(each), "says": word.symptom(each), "healthy": each.healthy} for each in finding.evidence
+    ]
+    about["suspects"] = [suspect.says for suspect in finding.suspects]
+    about |= {"suspect_names": [suspect.name for suspect in finding.suspects], "tell_apart": cause.tell_apart}
+    about["remedies"] = [asdict(remedy) for remedy in finding.remedies]
+    return {**about, "scenarios": cause.scenarios, "lab": cause.lab}
 
 
 NOT_COMPARED = {"learning_rate", *OF_THE_MACHINE}
@@ -443,25 +408,13 @@ class Comparison:
 
     def text(self) -> str:
         """The comparison in words, in the user's language."""
-        word, lines = Words(messages.language()), []
-        for name, each in zip(self.names, (self.first, self.second), strict=True):
-            lines.append(word("named", name=name, said=each.headline(word.language)))
-            for place, suspect in enumerate(each.named[0].suspects[:2] if each.named else (), start=1):
-                lines += wrapped(word.suspect(suspect), 2, f"{place}. ")
-        if self.settings:
-            rows = [[name, str(one), str(two)] for name, (one, two) in self.settings.items()]
-            lines += ["", word("settings_differ"), *columns([["", *self.names], *rows])]
-        if self.levels:
-            parts = [word(f"part_of_run.{name}") for name in Level._fields]
-            head = ["", *(f"{of} {name}" for name in parts for of in ("A", "B"))]
-            named = word("curves", first=self.names[0], second=self.names[1])
-            rows = [
-                [name, *(f"{number:.4g}" for pair in zip(*runs, strict=True) for number in pair)]
-                for name, runs in self.levels.items()
-            ]
-            lines += ["", named, *columns([head, *rows])]
-        step, metric = self.parting or (0, "")
-        return "\n".join([*lines, "", word("part", step=step, metric=metric) if metric else word("never_part")])
+        word = Words(messages.language())
+        levels = [["", *(f"{run} {word(f'part_of_run.{name}')}" for name in Level._fields for run in ("A", "B"))]]
+        for name, runs in self.levels.items():
+            levels.append([name, *(f"{number:.4g}" for pair in zip(*runs, strict=True) for number in pair)])
+        settings = [["", *self.names], *([name, *map(str, pair)] for name, pair in self.settings.items())]
+        shown = {"found": self, "runs": [self.first, self.second], "settings": settings, "levels": levels}
+        return rendered("comparison.txt", **shown).removesuffix("\n")
 
     def tree(self) -> dict[str, Any]:
         """The comparison as plain values."""

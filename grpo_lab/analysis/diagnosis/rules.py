@@ -20,15 +20,14 @@ from grpo_lab.analysis.diagnosis import curves
 from grpo_lab.analysis.diagnosis.curves import Curve
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.logs.table import Fact, fact, number_in
+from grpo_lab.analysis.logs.text import tables
 from grpo_lab.config.algorithms import PART_OF, algorithm_of, unused
 from grpo_lab.errors import ConfigError
-from grpo_lab.metrics import METRICS, metric, of_run
-from grpo_lab.paths import data_directory, read_toml
+from grpo_lab.metrics import METRICS, of_run
 
 FIELDS = ("here", "trl", "verl")
 """The fields of a remedy that name its setting, in each trainer."""
-FIELD_OF = {"grpo_lab": "here", "trl": "trl", "ms-swift": "trl", "verl": "verl"}
-"""The field of each trainer; ms-swift builds on TRL's."""
+TRAINERS = tables("trainers")
 OWN = "loss."
 NAME, IDLE = "algorithm", "without_effect"
 """The keys of data/diagnosis/algorithms.toml that are no settings of `loss`."""
@@ -58,11 +57,8 @@ def algorithm_in(log: Log) -> str:
 def told_by(log: Log) -> dict[str, Mapping[str, Any]]:
     """What each setting or metric of a log tells, by its name."""
     given = {**dict.fromkeys(log.metrics, True), **log.settings}
-    found = {
-        name: values.get(str(given[name]), values.get("*"))
-        for name, values in tables("algorithms").items()
-        if name in given
-    }
+    known = {name: values for name, values in tables("algorithms").items() if name in given}
+    found = {name: values.get(str(given[name]), values.get("*")) for name, values in known.items()}
     return {name: told for name, told in found.items() if told is not None}
 
 
@@ -70,12 +66,6 @@ def settings_that_tell(log: Log) -> dict[str, Any]:
     """The settings of a log's run that tell its formulas, under the trainer's own names and under ours."""
     theirs = {name: log.settings[name] for name in told_by(log) if name in log.settings}
     return theirs | {OWN + name: value for name, value in formulas_in(log).items()}
-
-
-@functools.cache
-def tables(name: str) -> Mapping[str, Any]:
-    """The tables of a file in data/diagnosis. Raises ConfigError for a file that cannot be read."""
-    return read_toml(data_directory() / "diagnosis" / f"{name}.toml")
 
 
 @dataclass(frozen=True)
@@ -214,9 +204,8 @@ class Symptom:
         if len(kept) < self.steps:
             return None
         whole = np.array([curves.WHOLES[self.when](kept)])
-        return (
-            (curves.first_true(mask) or 0) if self.compare(whole, 1.0 if self.when == "trend" else unit).any() else None
-        )
+        shown = self.compare(whole, 1.0 if self.when == "trend" else unit).any()
+        return (curves.first_true(mask) or 0) if shown else None
 
     def compare(self, values: Curve, unit: Curve | float = 1.0) -> curves.Mask:
         """Where values, of shape (steps,), are over or under the bound times the unit. NaN is neither.
@@ -259,14 +248,6 @@ def _steady(log: Log, name: str, step: int) -> bool:
 
 
 Sightings = Mapping[str, Sighting]
-ELSEWHERE = {
-    "delta": ("delta", "actor_rollout_ref.actor.clip_ratio_c"),
-    "epsilon": ("epsilon", "actor_rollout_ref.actor.clip_ratio"),
-    "kl": ("actor_rollout_ref.actor.kl_loss_type",),
-}
-"""The settings of other trainers that change a part of the loss."""
-FRAMEWORKS = ("trl", "ms-swift", "verl", "openrlhf")
-"""Trainers whose loop cannot make the mistakes of an own loop."""
 LEVELS = ("failure", "warning", "note")
 """A warning is named after every failure, even if it began earlier; a note alone leaves a run healthy."""
 
@@ -284,7 +265,7 @@ class Remedy:
 
     def fits(self, source: str) -> bool:
         """Whether the trainer that wrote the log leaves anything to set."""
-        return not getattr(self, FIELD_OF.get(source, "here")).startswith(("built in", "not with"))
+        return not getattr(self, TRAINERS["field"].get(source, "here")).startswith(("built in", "not with"))
 
 
 @dataclass(frozen=True)
@@ -378,7 +359,7 @@ class Cause:
     suspects: Sequence[Suspect] = ()
     """The most likely first, before the log is asked."""
     own_suspects: Sequence[Suspect] = ()
-    """Mistakes of an own training loop, named first; they are ruled out in `FRAMEWORKS`."""
+    """Mistakes of an own training loop, named first; they are ruled out in the `frameworks` of trainers.toml."""
     tell_apart: str = ""
     remedies: Sequence[Remedy] = ()
     lab: str = ""
@@ -417,7 +398,7 @@ class Cause:
 
     def suspected(self, seen: Sightings, source: str) -> tuple[Suspect, ...]:
         """The suspects that the log does not rule out, those with support in it first."""
-        possible = self.suspects if source in FRAMEWORKS else (*self.own_suspects, *self.suspects)
+        possible = self.suspects if source in TRAINERS["frameworks"] else (*self.own_suspects, *self.suspects)
         ranks = [(suspect.rank(seen), suspect) for suspect in possible]
         kept = [(rank, suspect) for rank, suspect in ranks if rank is not None]
         return tuple(suspect for _, suspect in sorted(kept, key=lambda pair: pair[0]))
@@ -461,7 +442,7 @@ def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
     beta = {"beta": 1} if log.objectives else {}  # each has its own
     parts = unused({"beta": log.settings.get("beta", 1), **formulas_in(log), **beta})
     idle = {name for told in told_by(log).values() for name in told.get(IDLE, ())}
-    idle |= {name for part in parts for name in (f"loss.{part}", *ELSEWHERE.get(part, ()))}
+    idle |= {name for part in parts for name in (f"loss.{part}", *TRAINERS["settings"].get(part, ()))}
     idle |= {f"guards.{name}" for name, part in PART_OF.items() if part in parts}
     settings = settings_that_tell(log)
 
@@ -469,12 +450,11 @@ def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
         name, _, value = setting.partition("=")
         return idle.isdisjoint(re.findall(r"[\w.]+", setting)) and str(settings.get(name)) != (value.strip("'") or None)
 
-    own = FIELD_OF.get(log.source)
+    own = TRAINERS["field"].get(log.source)
     found = []
     for remedy in remedies:
-        given = {name: text for name in FIELDS if (text := getattr(remedy, name))}
-        kept = {name: ", ".join(filter(acts, text.split(", "))) for name, text in given.items()}
-        asked = list(given) if not own else [own] if own in given else []
+        kept = {name: ", ".join(filter(acts, getattr(remedy, name).split(", "))) for name in FIELDS}
+        asked = [name for name in ([own] if own else FIELDS) if getattr(remedy, name)]
         changed = replace(remedy, **kept)
         if not asked or (any(kept[name] for name in asked) and changed.fits(log.source)):
             found.append(changed)
@@ -497,10 +477,8 @@ class Evidence:
     @property
     def healthy(self) -> tuple[float, float]:
         """The metric's healthy range; a setting, a crash and a single reward function have none."""
-        if of_run(self.metric) not in METRICS:
-            return -math.inf, math.inf
-        usual = metric(self.metric)
-        return usual.low, usual.high
+        usual = METRICS.get(of_run(self.metric))
+        return (usual.low, usual.high) if usual else (-math.inf, math.inf)
 
 
 @dataclass(frozen=True)

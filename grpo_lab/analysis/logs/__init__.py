@@ -14,7 +14,7 @@ import pandas as pd
 from grpo_lab.analysis.logs import beside, formats, table
 from grpo_lab.analysis.logs.console import names_in
 from grpo_lab.analysis.logs.table import Log as Log
-from grpo_lab.analysis.logs.text import STDIN, Text, content, decoded, last_exception
+from grpo_lab.analysis.logs.text import STDIN, Text, content, decoded, last_exception, tables
 from grpo_lab.errors import LogError
 from grpo_lab.events import Event, Stepped
 
@@ -105,9 +105,8 @@ def _log_in(folder: Path) -> Path:
     if states := [*folder.glob("*/trainer_state.json")]:
         runs = sorted({state.parent.name.partition("checkpoint-")[0] for state in states})
         if len(runs) > 1:
-            raise LogError(
-                f"{folder} holds {len(runs)} runs: {', '.join(runs[:4])}{' …' * (len(runs) > 4)}; give one of them"
-            )
+            named = ", ".join(runs[:4]) + " …" * (len(runs) > 4)
+            raise LogError(f"{folder} holds {len(runs)} runs: {named}; give one of them")
         return max(states, key=lambda state: state.stat().st_size)
     exports = _csv_files(folder)
     if formats.event_files(folder) or len(exports) > 1:
@@ -171,7 +170,7 @@ def _in_file(path: Path, logging_steps: int) -> list[Log]:
         return [Log({}, "no_metrics", crash=crash, settings=settings, source="verl" if settings else "")]
     if names := names_in(text.said):
         raise LogError(_no_metric(path, names))
-    raise LogError(f"{path}: unknown format; looked for " + "; ".join(formats.FORMATS))
+    raise LogError(f"{path}: unknown format; looked for " + "; ".join(tables("files")["formats"]))
 
 
 def _no_metric(path: Path, names: Sequence[str], format: str = "a table or console") -> str:

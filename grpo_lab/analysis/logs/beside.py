@@ -3,28 +3,20 @@
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from grpo_lab.analysis.logs.table import Fact, fact, number_in
-from grpo_lab.analysis.logs.text import last_exception
+from grpo_lab.analysis.logs.text import last_exception, patterns, tables
 
-OF_TRAINING = frozenset(
-    ("learning_rate", "per_device_train_batch_size", "num_generations", "beta", "actor_rollout_ref", "rlhf_type")
-)
-"""A YAML or JSON file with none of these on top tells of something else."""
+_FILES = tables("files")["beside"]
 DTYPE = "model.dtype"
 """The setting that the number format in a checkpoint's config.json becomes."""
-NOT_READ = ("faults.", "guards.", "run.name.")
-"""Sections of an own run's config that tell of planted faults: a diagnosis is made without them."""
 LARGEST = 2**20
 """Bytes of a file of settings, and of the end of a console."""
 DEEPEST, MOST = 8, 5000
 """A file of settings that is deeper or longer, as one whose parts hold each other, is read that far."""
-CONSOLES = ("*.log", "*.out", "*.err", "*.txt", "*stderr*", "*stdout*")
-_METRICS = re.compile(r"\{'(?:loss|reward|grad_norm)': ")
 TOGETHER = 60
 """Seconds between the last lines of one run's stdout and stderr, at most."""
 
@@ -45,7 +37,9 @@ def settings_beside(log: Path) -> tuple[dict[str, Any], list[Fact]]:
         except (OSError, ValueError, RecursionError) as error:
             notes.append(fact("bad_settings", file=path.name, why=(str(error) or repr(error)).splitlines()[0]))
     if own:
-        return {name: value for name, value in found.items() if not f"{name}.".startswith(NOT_READ)}, notes
+        return {
+            name: value for name, value in found.items() if not f"{name}.".startswith(tuple(_FILES["not_read"]))
+        }, notes
     places = (folder, *folder.glob("checkpoint-*"), folder.parent)
     if not found.keys() - {DTYPE} and any((place / "training_args.bin").exists() for place in places):
         notes.append(fact("pickle"))
@@ -78,7 +72,7 @@ def _tree(path: Path, own: bool) -> dict[str, Any]:
         return {}
     if "model_type" in tree and "architectures" in tree:  # a checkpoint's
         return {DTYPE: tree.get("dtype") or tree.get("torch_dtype")}
-    return tree if own or not OF_TRAINING.isdisjoint(tree) else {}
+    return tree if own or any(name in tree for name in _FILES["of_training"]) else {}
 
 
 def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +111,9 @@ def crash_beside(log: Path) -> str:
     A newer console with metrics and without a traceback tells of a later run that went on.
     """
     folders = [log.parent, log.parent.parent] if log.parent.name.startswith("checkpoint-") else [log.parent]
-    found = {path for folder in folders for pattern in CONSOLES for path in folder.glob(pattern) if path.is_file()}
+    found = {
+        path for folder in folders for pattern in _FILES["consoles"] for path in folder.glob(pattern) if path.is_file()
+    }
     went_on = -math.inf
     for path in sorted(found, key=lambda path: (-path.stat().st_mtime, path.name)):
         changed = path.stat().st_mtime
@@ -126,7 +122,7 @@ def crash_beside(log: Path) -> str:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - LARGEST))
             text = file.read().decode("utf-8", errors="replace").replace("\r", "\n")
-        *_, after_metrics = _METRICS.split(text)
+        *_, after_metrics = patterns("console")["inner_dictionary"].split(text)
         if crash := last_exception(after_metrics):
             return crash
         if after_metrics != text:

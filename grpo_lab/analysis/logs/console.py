@@ -11,43 +11,9 @@ from typing import Any
 import numpy as np
 
 from grpo_lab.analysis.logs.table import Table, choose, columns_of, counters, fact, measured, words_of
-from grpo_lab.analysis.logs.text import NUMBER, PREFIX, Text, by_rows
+from grpo_lab.analysis.logs.text import PREFIX, Text, by_rows, patterns
 
-_LINE = re.compile(
-    r"^(?:(?P<before>[^\n{]*)(?P<row>\{['\"]\w[^'\"\n]*['\"]:\s(?:[^\n]*\}|[^{}]{,20000}\}|[^\n]*))[^\n]*|[^\n]+)",
-    re.MULTILINE,
-)
-"""A line, also one with a dictionary, one that a terminal wrapped or cut."""
-_COLOUR = re.compile(r"\x1b?\[\d[\d;]*m")
-_WRAPPED = re.compile(
-    r"(?:np|numpy|torch|jnp)?\.?(?:float\d*|int\d*|tensor|array|Array|Tensor)\(\[?\s*([^\s,()\[\]]+)[^()]*\)"
-)
-_WORD = r"[^\W\d_](?:[\w./@%+-]|\([^\W\d]+\))*|_[^\W\d]\w*|\([^\W\d]+\)"
-_PAIR = re.compile(
-    rf"(?<![\w./@])['\"]?(?P<name>(?:{_WORD})(?: (?:{_WORD})){{0,5}})['\"]?"
-    rf"(?:\s*[:=：]{{1,2}}\s*['\"]?|\s+(?={NUMBER}(?:[\s|,;)%]|$)))(?P<value>{NUMBER})(?![\w.]*[/:]\d|[\d.]*%\|)(?P<percent>\s?%)?",
-    re.IGNORECASE,
-)
-_STEP = re.compile(
-    r"(?<![\w/])(?<!total )(?<!max )(?<!num )(?<!every )(?<!per )"
-    r"(?P<whole>train(?:ing)? |global[ _])?"
-    r"['\"]?(?P<kind>global_step/max_steps|step|iter(?:ation)?|update|rollout|episode|epoch|batch)s?['\"]?"
-    r"\s*[:=#]?\s*['\"]?[\[(]?\s*(?P<at>\d+)(?:\s*(?:/|of)\s*\d+)?(?![\w.]|\s*%|-\d)(?:[)\]]?\((?P<within>\d+)/(?P<of>\d+)\))?",
-    re.IGNORECASE,
-)
-_LEAD = re.compile(r"^\[?(\d{1,7})(?:\s*/\s*\d+)?(?:\]|\s*[:|])\s|\[(\d+)/\d+\]")
-"""A number before the others: "12: ", "[0012] " or "[12/200]"."""
-_BAR = re.compile(r"(?<![\d/])(\d+)/(\d+) \[")
-"""The progress bar of tqdm: 5/200 [00:10<06:30, 2.0s/it]."""
-_START = re.compile(r"\*{5} Running training \*{5}|==\(\(====\)\)==")
-"""A line of transformers and one of Unsloth at the start of a training."""
-_RESUMED = re.compile(r"Continuing training from (?:a )?checkpoint")
-_LIST = re.compile(r"^\s*['\"]?([^\W\d][\w /.-]*?)['\"]?\s*[:=]\s*\[([^\[\]]+)\]", re.MULTILINE)
-"""A printed list, as "rewards = [0.1, 0.2]"."""
-_NESTED = re.compile(r"\{['\"][\w./-]+['\"]:\s*[{(\[]?\s*\{")
-_HELD_OUT = re.compile(r"\W*(?:\w+ )?(eval|evaluation|val|validation|test)\b", re.IGNORECASE)
-_DICTIONARY = re.compile(r"^(?:[^\n{]*\|[^\n{]*)?\{'(?:loss|reward|grad_norm)': ", re.MULTILINE)
-"""The rows of a Trainer."""
+_PATTERNS = patterns("console")
 _SUMMARY = "train_runtime"
 MOST = 5000
 """Lines in which names are looked for."""
@@ -75,7 +41,7 @@ def read_console(text: Text) -> list[Table]:
     said = text.said
     rows = _of_training(list(_rows(said)))
     if not rows:
-        lists = {name: value.split(",") for name, value in _LIST.findall(said)}
+        lists = {name: value.split(",") for name, value in _PATTERNS["list"].findall(said)}
         size = max(map(len, lists.values()), default=0)
         steps = [{name: value[at].strip() for name, value in lists.items() if at < len(value)} for at in range(size)]
         return [Table(columns_of(steps), "json")] if measured(lists) else []
@@ -92,35 +58,28 @@ def read_console(text: Text) -> list[Table]:
             values = [{"step": step, **row} for step, row in zip(steps, values, strict=True)]
         elif not _by_epochs(values):
             notes.append(fact("counted_by", steps=text.logging_steps) if text.logging_steps > 1 else fact("counted"))
-    starts = [at.end() for at in _START.finditer(said) if not _RESUMED.search(said, at.end(), at.end() + NEAR)]
+    begun = [at.end() for at in _PATTERNS["start"].finditer(said)]
+    starts = [bisect.bisect(places, at) for at in begun if not _PATTERNS["resumed"].search(said, at, at + NEAR)]
     names = {name for row in rows for name in row.values}
-    of_trainer = sum(row.alone for row in rows) > len(rows) / 2 and not names.isdisjoint(
-        ("loss", "learning_rate", "epoch")
-    )
-    return [
-        Table(
-            columns_of(values),
-            "trainer_console" if of_trainer else "console",
-            notes,
-            source="trl" if of_trainer else "",
-            crashes=by_rows(said, places[: len(rows)]),
-            starts=[bisect.bisect(places, at) for at in starts],
-            count_by=text.logging_steps,
-        )
-    ]
+    dictionaries_alone = sum(row.alone for row in rows) > len(rows) / 2
+    of_trainer = dictionaries_alone and not names.isdisjoint(("loss", "learning_rate", "epoch"))
+    kind, source = ("trainer_console", "trl") if of_trainer else ("console", "")
+    crashes = by_rows(said, places[: len(rows)])
+    table = Table(columns_of(values), kind, notes, source, crashes=crashes, starts=starts, count_by=text.logging_steps)
+    return [table]
 
 
 def _rows(said: str) -> Iterator[_Row]:
     """The rows, each with at least one measure: a new one begins with another step, or where a name is there again."""
     row, depth, bars = _Row(0), 0, {}
-    sure = sum(1 for _ in zip(_DICTIONARY.finditer(said), range(2), strict=False)) > 1
-    for match in _LINE.finditer(said):
-        line = _COLOUR.sub("", PREFIX.sub("", match[0]).replace("\n", ""))
-        bars |= {int(total): int(at) for at, total in _BAR.findall(line)}
-        if depth > 0 or _NESTED.search(line):  # a printed config
+    sure = sum(1 for _ in zip(_PATTERNS["dictionary"].finditer(said), range(2), strict=False)) > 1
+    for match in _PATTERNS["line"].finditer(said):
+        line = _PATTERNS["colour"].sub("", PREFIX.sub("", match[0]).replace("\n", ""))
+        bars |= {int(total): int(at) for at, total in _PATTERNS["bar"].findall(line)}
+        if depth > 0 or _PATTERNS["nested"].search(line):  # a printed config
             depth = max(0, depth + line.count("{") - line.count("}")) if line[:1] in "{}[]()'\"" else 0
             continue
-        counts, pairs = _pairs(_WRAPPED.sub(r"\1", line))
+        counts, pairs = _pairs(_PATTERNS["wrapped"].sub(r"\1", line))
         known = measured(pairs)
         before = PREFIX.sub("", match["before"] or "")
         alone = (match["row"] or "").startswith("{'") and ("|" in before or not re.search(r"\w", before))
@@ -147,18 +106,18 @@ def _rows(said: str) -> Iterator[_Row]:
 def _pairs(line: str) -> tuple[dict[str, int], dict[str, str]]:
     """The counters in a line, as "Step 12", and its names with their numbers."""
     counts: dict[str, int] = {}
-    for match in _STEP.finditer(line):
+    for match in _PATTERNS["step"].finditer(line):
         kind = match["kind"].lower()
         if match["within"]:
             counts["step"] = (int(match["at"]) - 1) * int(match["of"]) + int(match["within"])
         if kind not in counts or match["whole"]:
             counts[kind] = int(match["at"])
-    if not counts and (lead := _LEAD.search(line)):
+    if not counts and (lead := _PATTERNS["lead"].search(line)):
         counts["it"] = int(lead[1] or lead[2])
     if line[:1] in "|│┃":  # a table of names and values
         line = re.sub(r"\s*[|│┃]\s*", " : ", line).strip(" :")
-    found = list(_PAIR.finditer(line))
-    before = "eval/" if found and (_HELD_OUT.match(line[: found[0].end("name")])) else ""
+    found = list(_PATTERNS["pair"].finditer(line))
+    before = "eval/" if found and (_PATTERNS["held_out"].match(line[: found[0].end("name")])) else ""
     pairs = {}
     for match in found:
         name = " ".join(match["name"].split())
@@ -169,7 +128,7 @@ def _pairs(line: str) -> tuple[dict[str, int], dict[str, str]]:
 
 def names_in(said: str) -> list[str]:
     """The names that recur in a text without a known metric, as in a log with other ones; those of a CSV's header."""
-    lines = [_COLOUR.sub("", PREFIX.sub("", line)) for line in said.split("\n", MOST)[:MOST]]
+    lines = [_PATTERNS["colour"].sub("", PREFIX.sub("", line)) for line in said.split("\n", MOST)[:MOST]]
     found = Counter(name for line in lines for name in _pairs(line)[1])
     recurring = [name for name, count in found.items() if count > 1]
     header = [cell.strip() for cell in re.split(r"[,;\t|]", lines[0])]

@@ -20,18 +20,11 @@ import pandas as pd
 from grpo_lab.analysis.logs.beside import flat, leaves
 from grpo_lab.analysis.logs.console import read_console
 from grpo_lab.analysis.logs.table import PREFIXES, STEP_NAMES, Columns, Fact, Table, choose, columns_of, fact, number_in
-from grpo_lab.analysis.logs.text import NUMBER, PREFIX, Text, by_rows, literal, parsed
+from grpo_lab.analysis.logs.text import PREFIX, Text, by_rows, literal, parsed, patterns, tables
 from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES
 
-_RECORD = re.compile(r"\bstep:\d+(?: -(?:[ \t]|$)|[ \t]*$)", re.MULTILINE)
-_LINE = re.compile(r"\bstep:\d+ - \S+:.*")
-_PAIR = re.compile(rf"([\w/.@()-]+):(?:np\.\w+\()?({NUMBER})\)?(?= - |\s*$)", re.IGNORECASE)
-_BEGUN = re.compile(rf"[\w/.@()-]+(:(np\.\w*\(?)?([-+.\de]*|{NUMBER}|[nai]+)\)?)?$", re.IGNORECASE)
-_METRIC = re.compile(rf" - [\w.@()-]+/\S+:{NUMBER}")
-"""No other output looks like this."""
-_CONFIG = re.compile(r"\{'(?:actor_rollout_ref|algorithm|critic|data)': ")
-_OVERRIDE = re.compile(r"(?<!\S)\+{0,2}((?:actor_rollout_ref|algorithm|critic|data|trainer)\.[\w.]+)=([^\s\\'\"]+)")
+_PATTERNS, _VERL = patterns("formats"), patterns("verl")
 LONGEST = 2**18
 """Characters of a printed config."""
 ROUNDED = " actor/lr:0.000 "
@@ -42,8 +35,8 @@ WIDTHS = range(70, 500)
 def read_verl(text: Text) -> list[Table]:
     """The console of verl."""
     said = _unwrapped(text.said) if "step:" in text.said else ""
-    lines = list(_LINE.finditer(said))
-    rows = [dict(_PAIR.findall(line[0])) for line in lines]
+    lines = list(_VERL["line"].finditer(said))
+    rows = [dict(_VERL["pair"].findall(line[0])) for line in lines]
     notes = []
     ends = len(rows) > 1 and said.endswith(lines[-1][0])
     if ends and len(rows[-1]) < len(rows[-2]) and [*rows[-1]] == [*rows[-2]][: len(rows[-1])]:
@@ -67,31 +60,35 @@ def _unwrapped(text: str) -> str:
             done[-1], before = record, line
         else:
             done.append(line)
-            before = line if _RECORD.search(line) else ""
+            before = line if _VERL["record"].search(line) else ""
     return "\n".join(done)
 
 
 def _continued(record: str, said: str, width: int) -> str:
     """A record with the next line of it, after one of a width; empty if that line says something else."""
-    if not said or _RECORD.search(said):
+    if not said or _VERL["record"].search(said):
         return ""
     last = record.rpartition(" - ")[2]
     if record.endswith(" -") or said.startswith("- "):
         joined, added = f"{record.removesuffix(' -')} - {said.removeprefix('- ')}", said.removeprefix("- ")
-    elif "/" in said and _PAIR.fullmatch(said) and (_PAIR.fullmatch(last) or _RECORD.search(last)):
+    elif (
+        "/" in said
+        and _VERL["pair"].fullmatch(said)
+        and (_VERL["pair"].fullmatch(last) or _VERL["record"].search(last))
+    ):
         joined, added = f"{record} - {said}", said
-    elif width in WIDTHS or _METRIC.search(said):
+    elif width in WIDTHS or _VERL["metric"].search(said):
         joined, added = record + said, last + said
     else:
         return ""
     *whole, begun = added.removesuffix(" -").split(" - ")
-    return joined if all(map(_PAIR.fullmatch, whole)) and _BEGUN.match(begun) else ""
+    return joined if all(map(_VERL["pair"].fullmatch, whole)) and _VERL["begun"].match(begun) else ""
 
 
 def printed_settings(text: str) -> dict[str, Any]:
     """The settings in the config that verl prints at its start, and in the command of a shell that traces (set -x)."""
-    given: dict[str, Any] = dict(_OVERRIDE.findall(text[:LONGEST]))
-    start = _CONFIG.search(text)
+    given: dict[str, Any] = dict(_VERL["override"].findall(text[:LONGEST]))
+    start = _VERL["config"].search(text)
     printed, depth = "", 0
     for line in text[start.start() :][:LONGEST].split("\n") if start else ():
         said = PREFIX.sub("", line)
@@ -102,25 +99,18 @@ def printed_settings(text: str) -> dict[str, Any]:
     return flat({**given, **flat(literal(printed) or {})})
 
 
-_JSON = re.compile(r'\{\s*("|\}|$)|\[\s*(\{|\]|$)')
-"""The beginning of an object, or of a list of objects; a console may begin with [2026-01-31 or [rank0]."""
-_OF = re.compile(r"\d+/\d+$")
-"""ms-swift writes the step and the number of steps as one text, "10/100"."""
-KINDS = ("type", "split", "phase", "mode", "stage", "event", "kind")
-"""What a row is of, as "eval"."""
-COUNTED = (*STEP_NAMES, "epoch", "iter", "update", "rollout", "rollout_id")
+_FILES = tables("files")["json"]
+COUNTED = (*STEP_NAMES, *_FILES["counters"])
 """Counters that stand beside the metrics."""
-OF_STATE = ("logging_steps", "max_steps", "num_train_epochs", "train_batch_size")
-"""Settings in trainer_state.json."""
 
 
 def read_json(text: Text) -> list[Table]:
     """A JSON document of Trainer, or one document a line. Raises LogError for damaged JSON."""
     whole, known = literal(text.said) if text.first.startswith(("[{'", "{'")) else parsed(text.said), {}
-    if whole is None and not _JSON.match(text.first):
+    if whole is None and not _PATTERNS["json"].match(text.first):
         return []
     if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
-        known = {name: whole[name] for name in OF_STATE if whole.get(name)}
+        known = {name: whole[name] for name in _FILES["settings"] if whole.get(name)}
         whole = [row for row in whole["log_history"] if isinstance(row, dict)]
     if isinstance(whole, list) and all(isinstance(row, dict) for row in whole):
         return [Table(columns_of(map(_metrics_of, whole)), "log_history", source="trl", settings=known)]
@@ -189,17 +179,14 @@ def _metrics_of(tree: dict[str, Any]) -> dict[str, Any]:
     if inner is not None:
         tree = {**{name: value for name, value in tree.items() if name in COUNTED}, **inner}
     texts = {name: value for name, value in tree.items() if isinstance(value, str)}
-    counted = {name: value.partition("/")[0] for name, value in texts.items() if _OF.match(value)}
+    counted = {name: value.partition("/")[0] for name, value in texts.items() if _PATTERNS["of"].match(value)}
     found = dict(leaves(tree | counted, "/"))
-    held_out = any(str(tree.get(key)).lower().startswith(("eval", "val", "test")) for key in KINDS)
+    held_out = any(str(tree.get(key)).lower().startswith(("eval", "val", "test")) for key in _FILES["kinds"])
     return {name if name in COUNTED else f"eval/{name}": value for name, value in found.items()} if held_out else found
 
 
 OF_TENSORBOARD = ["wall time", "step", "value"]
-_OF_A_RUN = re.compile(r"(?P<run>.+) - (?P<name>[^ ]+)$")
 _BOUNDS = ("__MIN", "__MAX")
-_AGAIN = re.compile(r" ?\(\d+\)$")
-"""A browser's mark behind the name of a file that is there already."""
 _NAMES = {*METRICS, *(name for names in OTHER_NAMES.values() for name in names)} - {"num_tokens"}
 _TAGS = {name.replace("/", "_"): name for name in sorted(_NAMES)}
 """Names as TensorBoard writes them in a file's name; its num_tokens may be a step's or those since the start."""
@@ -208,11 +195,6 @@ _CURVE = re.compile(
     rf"(?:(?P<tag>{'|'.join(map(re.escape, _TAGS))})|rewards_(?P<function>.+)_mean)$"
 )
 """The end of a file's name, whose slashes are underscores, is that of its curve."""
-_DASHES = re.compile(r"[\s|:+=─━│┃┏┓┗┛┡┩├┤┼╇┴┬└┘┌┐╞╡╪-]*$")
-_NO_NAME = re.compile(r"[{}=]|\d\.\d")
-_EMPTY = ("-", "—", "None", "No log", "n/a", "N/A", "<NA>")
-_OTHERS = ("eval", "val", "test", "ppo", "approx", "max", "min", "std", "old", "target")
-"""Words before a metric's name that make it another metric."""
 
 
 def read_table(text: Text) -> list[Table]:
@@ -220,20 +202,20 @@ def read_table(text: Text) -> list[Table]:
     found: dict[str, list[list[str]]] = {}
     cells: list[str] = []
     for line in text.said.split("\n"):
-        if not line.strip() or _DASHES.match(line):
+        if not line.strip() or _PATTERNS["dashes"].match(line):
             continue
         row = _cells(line)
-        numbers = [number_in(cell) is not None or not cell or cell in _EMPTY for cell in row]
+        numbers = [cell for cell in row if number_in(cell) is not None or _PATTERNS["empty"].fullmatch(cell)]
         of_names = len(row) > 1 and not any(number_in(cell) is not None for cell in row)
-        if of_names and choose(row) and not _NO_NAME.search(line):
+        if of_names and choose(row) and not _PATTERNS["no_name"].search(line):
             cells = row
             found.setdefault("\t".join(cells), [])
-        elif cells and len(row) - len(cells) in (0, 1) and 2 * sum(numbers) > len(row) and "".join(row):
+        elif cells and len(row) - len(cells) in (0, 1) and 2 * len(numbers) > len(row) and "".join(row):
             found["\t".join(cells)].append(row[len(row) - len(cells) :])  # pandas numbers the rows
         else:
             cells = []
     names, rows = max(found.items(), key=lambda table: len(table[1]), default=("", []))
-    empty = [["" if cell in _EMPTY else cell for cell in row] for row in rows]
+    empty = [["" if _PATTERNS["empty"].fullmatch(cell) else cell for cell in row] for row in rows]
     return read_csv(replace(text, said="\n".join([names, *map("\t".join, empty)]) + "\n")) if rows else []
 
 
@@ -248,17 +230,19 @@ def _cells(line: str) -> list[str]:
 
 def read_csv(text: Text) -> list[Table]:
     """A table for each run of a CSV; none if its first line names no metric. Raises LogError for a damaged file."""
-    if " | " in text.first:
+    if " | " in text.first or len(text.first) > csv.field_size_limit():
         return []
     separator = max(",\t;", key=text.first.count)
-    names = _header(text.first, separator)
+    names = [name.strip() for name in next(csv.reader([text.first], delimiter=separator), [])]
     if {"Name", "State"} <= set(names):
         raise LogError(f"{text.name} is W&B's table of runs, with one row a run; export the panels of a run as CSV")
     if [name.lower() for name in names] == OF_TENSORBOARD:
         return _of_curve(*_read(text, separator), text.name)
-    if choose(match["name"] for each in names if (match := _OF_A_RUN.match(each)) and not each.endswith(_BOUNDS)):
+    if choose(
+        match["name"] for each in names if (match := _PATTERNS["of_a_run"].match(each)) and not each.endswith(_BOUNDS)
+    ):
         return _of_panel(*_read(text, separator), names[0])
-    if not choose(names) or any(map(_NO_NAME.search, names)):
+    if not choose(names) or any(map(_PATTERNS["no_name"].search, names)):
         return []
     columns, notes = _read(text, separator)
     return [Table(columns, "csv", notes, hides_nan=_of_a_callback(columns))]
@@ -296,28 +280,18 @@ def _of_a_callback(names: Iterable[str]) -> bool:
     return any(name.startswith(PREFIXES[0]) for name in names)
 
 
-def _header(first: str, separator: str) -> list[str]:
-    """The names in the first line of a CSV; one if it is no CSV."""
-    try:
-        return [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
-    except csv.Error:
-        return [first]
-
-
 def _read(text: Text, separator: str) -> tuple[Columns, list]:
     """The columns of a CSV, and a note if its last row is cut. An empty cell was not logged; the text nan is NaN."""
-    lines = text.said.lstrip("\n").split("\n")
+    lines, damaged = text.said.lstrip("\n").split("\n"), "damaged CSV, {}; give the file as it was exported"
     try:
         names, *rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
     except csv.Error as error:
-        raise LogError(f"{text.name}: damaged CSV, {error}; give the file as it was exported") from error
+        raise LogError(f"{text.name}: {damaged.format(error)}") from error
     rows, notes = [row for row in rows if row], []
     for number, row in enumerate(rows, start=2):
         if len(row) > len(names):
-            raise LogError(
-                f"{text.name}: damaged CSV, row {number} has {len(row)} cells of {len(names)}; give the file as it was "
-                "exported"
-            )
+            said = f"row {number} has {len(row)} cells of {len(names)}"
+            raise LogError(f"{text.name}: {damaged.format(said)}")
     if lines[-1] and rows and len(rows[-1]) < len(names):
         rows.pop()
         notes.append(fact("cut"))
@@ -331,7 +305,7 @@ def _of_panel(columns: Columns, notes: list, axis: str) -> list[Table]:
         notes = [*notes, fact("no_axis", axis=repr(axis))]
     runs: dict[str, Columns] = {}
     for name, column in columns.items():
-        if (match := _OF_A_RUN.match(name)) and not name.endswith(_BOUNDS):
+        if (match := _PATTERNS["of_a_run"].match(name)) and not name.endswith(_BOUNDS):
             shared = {axis: columns[axis]} if axis in STEP_NAMES and axis in columns else {}
             runs.setdefault(match["run"], shared)[match["name"]] = column
     return _of_runs(runs, "wandb_panel", notes)
@@ -356,11 +330,11 @@ def named_in(file: str) -> tuple[str, str] | None:
     >>> named_in("run_a_train_kl.csv"), named_in("run-a-tag-train_rewards_short_mean.csv"), named_in("eval_kl.csv")
     (('run_a', 'train/kl'), ('run-a', 'train/rewards/short/mean'), None)
     """
-    found = _CURVE.match(_AGAIN.sub("", file.removesuffix(".gz").removesuffix(".csv")))
+    found = _CURVE.match(_PATTERNS["again"].sub("", file.removesuffix(".gz").removesuffix(".csv")))
     if found is None:
         return None
     run, prefix = (found["run"] or "").rstrip("_-. "), found["prefix"] or ""
-    if "-tag-" in run or (not prefix and ("train_" in run or run.endswith(_OTHERS))):
+    if "-tag-" in run or (not prefix and ("train_" in run or _PATTERNS["other"].match(run))):
         return None
     metric = f"rewards/{found['function']}/mean" if found["function"] else _TAGS[found["tag"]]
     return run, prefix.replace("_", "/") + metric
@@ -368,19 +342,6 @@ def named_in(file: str) -> tuple[str, str] | None:
 
 READERS: tuple[Callable[[Text], list[Table]], ...] = (read_json, read_verl, read_csv, read_table, read_console)
 """In the order in which they are asked; the first that finds a metric is right."""
-FORMATS = (
-    "a run folder of grpo_lab, or its events.jsonl",
-    "trainer_state.json of TRL or transformers, its log_history, or the lines that a trainer or your own loop prints",
-    "verl's console (step:1 - actor/grad_norm:0.3 - …) or its file logger",
-    "JSON lines with a dictionary of metrics each, as ms-swift's logging.jsonl, or JSON with a list for each metric",
-    "TensorBoard event files or their folder",
-    "CSV with a header, W&B's export of a panel, TensorBoard's CSV, a table in HTML, Markdown, text or a notebook",
-)
-
-_TABLE = re.compile(r"<table\b.*?</table>", re.DOTALL | re.IGNORECASE)
-_ROW = re.compile(r"<tr\b.*?</tr>", re.DOTALL | re.IGNORECASE)
-_CELL = re.compile(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", re.DOTALL | re.IGNORECASE)
-_TAG = re.compile(r"<[^>]*>")
 
 
 def read_text(text: Text) -> list[Table]:
@@ -409,11 +370,11 @@ def read_text(text: Text) -> list[Table]:
 def tables_in_html(text: str) -> list[str]:
     """Each table of a page, with tabs between its cells."""
     found = []
-    for table in _TABLE.findall(text):
-        rows = [_CELL.findall(row) for row in _ROW.findall(table)]
-        cells = [[" ".join(html.unescape(_TAG.sub("", cell)).split()) for cell in row] for row in rows if row]
-        if len(cells) > 1 and len(cells[0]) > 1:
-            found.append("\n".join("\t".join(row[: len(cells[0])]) for row in cells) + "\n")
+    for table in _PATTERNS["table"].findall(text):
+        rows = [_PATTERNS["cell"].findall(row) for row in _PATTERNS["row"].findall(table)]
+        words = [[html.unescape(_PATTERNS["tag"].sub("", cell)).split() for cell in row] for row in rows if row]
+        if len(words) > 1 and len(words[0]) > 1:
+            found.append("\n".join("\t".join(map(" ".join, row[: len(words[0])])) for row in words) + "\n")
     return found
 
 
@@ -423,17 +384,10 @@ def outputs_of(notebook: dict[str, Any]) -> tuple[list[str], str]:
     for cell in notebook.get("cells") or [each for sheet in notebook.get("worksheets", ()) for each in sheet["cells"]]:
         for output in cell.get("outputs", ()) if isinstance(cell, dict) else ():
             data = output.get("data", {})
-            tables += tables_in_html(_joined(data.get("text/html", "")))
-            said.append(_joined(output.get("text", data.get("text/plain", ""))))
+            tables += tables_in_html("".join(data.get("text/html", "")))  # a text, or its lines
+            said.append("".join(output.get("text", data.get("text/plain", ""))))
             said.append("\n".join(output.get("traceback", ())))
     return tables, "\n".join(filter(None, said)) + "\n"
-
-
-def _joined(text: str | list[str]) -> str:
-    return text if isinstance(text, str) else "".join(text)
-
-
-INSTALL = 'pip install "grpo-lab[tensorboard]"'
 
 
 def event_files(folder: Path) -> list[Path]:
@@ -471,9 +425,8 @@ def _scalars(place: Path) -> Columns:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         from tensorboard.util.tensor_util import make_ndarray
     except ImportError as error:
-        raise LogError(
-            f"{place} has TensorBoard files; to read them: {INSTALL}, or export the scalars as CSV"
-        ) from error
+        way = 'pip install "grpo-lab[tensorboard]", or export the scalars as CSV'
+        raise LogError(f"{place} has TensorBoard files; to read them: {way}") from error
     events = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     found = {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}

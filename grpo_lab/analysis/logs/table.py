@@ -21,12 +21,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo_lab import messages
-from grpo_lab.analysis.logs.text import NUMBER
+from grpo_lab.analysis.logs.text import patterns, tables
 from grpo_lab.errors import LogError, unknown
 from grpo_lab.metrics import METRICS, OF_THE_MACHINE, OTHER_NAMES, of_objective, of_run
-from grpo_lab.paths import data_directory, read_toml
 
-_NAMES = read_toml(data_directory() / "diagnosis" / "names.toml")
+_NAMES = tables("names")
 STEP_NAMES, PREFIXES = tuple(_NAMES["step"]), tuple(_NAMES["prefixes"])
 _ONLY = {source: re.compile(pattern) for source, pattern in _NAMES["only"].items()}
 TRAINERS = ("trl", "ms-swift")
@@ -34,17 +33,13 @@ TRAINERS = ("trl", "ms-swift")
 CUMULATIVE = "num_tokens"
 """Hugging Face's Trainer counts these from the start of the run; here they are counted for each step."""
 HELD_OUT = "eval/reward"
-_WITHOUT = frozenset(_NAMES["words"]["without"].split())
-_NOT_BEFORE = frozenset(_NAMES["words"]["not_before_a_slash"].split())
-_HELD_OUT = frozenset(_NAMES["words"]["held_out"].split())
+_WORDS = {kind: frozenset(words.split()) for kind, words in _NAMES["words"].items() if kind != "spelt"}
 _SPELT = {old: new.split() for new, others in _NAMES["words"]["spelt"].items() for old in others.split()}
-_WORD = re.compile(r"[^\W_]+(?:@\d*)?")
-_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_PATTERNS = patterns("table")
 _MEANS = [(metric, re.compile(words)) for metric, patterns in _NAMES["means"].items() for words in patterns]
 _EXACT = {
     name: (metric, rank) for metric in METRICS for rank, name in enumerate((metric, *OTHER_NAMES.get(metric, ())))
 }
-_FUNCTION = re.compile(r"rewards/(?P<name>.+?)(?P<mean>/mean)?$")
 _IS = {part: re.compile(_NAMES[part]["is"]) for part in ("held_out", "functions")}
 _IS_NOT = {part: re.compile(_NAMES[part]["not"]) for part in ("held_out", "functions")}
 _USELESS = re.compile(_NAMES["unread"]["useless"])
@@ -93,11 +88,11 @@ def words_of(name: str) -> tuple[str, bool]:
     >>> words_of("Avg Response Len"), words_of("val/meanReward")
     (('response length', False), ('reward', True))
     """
-    found = [word for part in _CAMEL.split(name) for word in _WORD.findall(part.lower())]
-    held_out = not _HELD_OUT.isdisjoint(found)
-    every = [each for word in found if word not in _HELD_OUT for each in _SPELT.get(word, [word])]
+    found = [word for part in _PATTERNS["camel"].split(name) for word in _PATTERNS["word"].findall(part.lower())]
+    held_out = not _WORDS["held_out"].isdisjoint(found)
+    every = [each for word in found if word not in _WORDS["held_out"] for each in _SPELT.get(word, [word])]
     once = [word for word, before in zip(every, [None, *every], strict=False) if word != before]
-    return " ".join([word for word in once if word not in _WITHOUT] or once), held_out
+    return " ".join([word for word in once if word not in _WORDS["without"]] or once), held_out
 
 
 @lru_cache(10_000)
@@ -115,7 +110,7 @@ def meaning(name: str) -> Meaning | None:
         fits = _IS["held_out"].search(words) and not _IS_NOT["held_out"].search(words)
         return Meaning(HELD_OUT, 100) if fits else None
     found = next((Meaning(metric, 100 + at) for at, (metric, is_) in enumerate(_MEANS) if is_.fullmatch(words)), None)
-    if found or len(rest) < 2 or not _NOT_BEFORE.isdisjoint(_WORD.findall(first.lower())):
+    if found or len(rest) < 2 or not _WORDS["not_before_a_slash"].isdisjoint(_PATTERNS["word"].findall(first.lower())):
         return found
     inner = meaning(rest)
     return inner and inner._replace(rank=inner.rank + 1000)
@@ -168,7 +163,7 @@ def reward_functions(names: Iterable[str], chosen: Iterable[str] = ()) -> dict[s
     {'format': 'format_reward_avg'}
     """
     every = list(names)
-    found = [(match, name) for name in every if (match := _FUNCTION.match(bare(name)))]
+    found = [(match, name) for name in every if (match := _PATTERNS["function"].match(bare(name)))]
     means = {match["name"]: name for match, name in found if match["mean"]}
     own = {match["name"]: name for match, name in found if not match["mean"]}
     if found or not any(meaning(name) == Meaning("reward", 0) or "reward" in name.lower() for name in chosen):
@@ -210,7 +205,6 @@ Columns = dict[str, pd.Series]
 """For each name its values; the index is the row. NaN was logged as NaN, and what was not logged is absent."""
 FAR = 5
 """Steps that a last row must go back to be the first of a new run, not one out of order."""
-_IN_TEXT = re.compile(rf"(?:[\w.]+\(\[?)?({NUMBER})\s*(%?)(?:\]?(?:,.*)?\))?", re.IGNORECASE)
 MOST_UNREAD = 8
 """Unread columns that a note names."""
 TOO_MANY = 1000
@@ -317,9 +311,8 @@ class Table:
     @property
     def size(self) -> int:
         """The number of rows."""
-        return 1 + max(
-            (int(column.index.to_numpy().max()) for column in self.columns.values() if len(column)), default=-1
-        )
+        last = [int(column.index.to_numpy().max()) for column in self.columns.values() if len(column)]
+        return 1 + max(last, default=-1)
 
     @property
     def chosen(self) -> dict[str, str]:
@@ -332,7 +325,7 @@ def number_in(value: Any) -> float | None:
     try:
         return float(value)
     except (ValueError, TypeError, OverflowError):
-        found = _IN_TEXT.fullmatch(value.strip()) if isinstance(value, str) else None
+        found = _PATTERNS["in_text"].fullmatch(value.strip()) if isinstance(value, str) else None
         return float(found[1]) / (100 if found[2] else 1) if found else None
 
 
@@ -427,19 +420,11 @@ def log_of(table: Table) -> Log:
     notes = [*table.notes, *([fact("repeated", count=f"{repeated:,}")] if repeated else [])]
     counted = steps if counters(columns) else columns.get("epoch", pd.Series(dtype=np.float64))
     counts = np.unique(counted.dropna().to_numpy())
-    return Log(
-        {name: _last_of_each_step(series) for name, series in metrics.items()},
-        table.format,
-        table.hides_nan or source in TRAINERS,
-        (*notes, *_on_unread(left, chosen, source)),
-        table.updates_a_row,
-        source,
-        table.settings,
-        functions={name: _last_of_each_step(series) for name, series in functions.items()},
-        name=table.name,
-        unread=left,
-        begins_late=_begins_late(counts),
-    )
+    hides, said = table.hides_nan or source in TRAINERS, (*notes, *_on_unread(left, chosen, source))
+    metrics = {name: _last_of_each_step(series) for name, series in metrics.items()}
+    functions = {name: _last_of_each_step(series) for name, series in functions.items()}
+    log = Log(metrics, table.format, hides, said, table.updates_a_row, source, table.settings, functions=functions)
+    return replace(log, name=table.name, unread=left, begins_late=_begins_late(counts))
 
 
 def _begins_late(steps: NDArray[np.int64]) -> bool:
@@ -462,9 +447,8 @@ def _by_step(column: pd.Series, steps: pd.Series, name: str) -> pd.Series:
     """The values of a column by step, in the order of their rows; rows without a step are left out."""
     at = steps.reindex(column.index)
     known = at.abs() < 2**53  # a larger float is no exact number of a step
-    return pd.Series(
-        column.loc[known].to_numpy(), index=pd.Index(at.loc[known].astype(np.int64), name="step"), name=name
-    )
+    index = pd.Index(at.loc[known].astype(np.int64), name="step")
+    return pd.Series(column.loc[known].to_numpy(), index=index, name=name)
 
 
 def _last_of_each_step(series: pd.Series) -> pd.Series:

@@ -3,24 +3,40 @@
 import ast
 import bisect
 import codecs
+import functools
 import gzip
 import itertools
 import json
 import re
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from grpo_lab.errors import LogError
+from grpo_lab.paths import data_directory, read_toml
 
 STDIN = "-"
-NUMBER = r"[-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
-PREFIX = re.compile(r"^(?:\s|\x1b?\[[\d;]*m|\([\w.]+ pid=\d+[^)]*\)|\[(?:rank|default)?\d+\]:)+", re.MULTILINE)
-"""Colours, and the prefixes of ray and torchrun, before a line."""
+
+
+@functools.cache
+def tables(name: str) -> Mapping[str, Any]:
+    """The tables of a file in data/diagnosis. Raises ConfigError for a file that cannot be read."""
+    return read_toml(data_directory() / "diagnosis" / f"{name}.toml")
+
+
+def patterns(module: str) -> dict[str, re.Pattern[str]]:
+    """The patterns of a module by name, from data/diagnosis/patterns.toml."""
+    written, parts = tables("patterns")[module], tables("patterns")["parts"]
+    whole = {name: re.sub("|".join(parts), lambda part: parts[part[0]], text) for name, text in written.items()}
+    return {name: re.compile(pattern) for name, pattern in whole.items()}
+
+
+_PATTERNS = patterns("text")
+PREFIX = _PATTERNS["prefix"]
 
 
 @dataclass(frozen=True)
@@ -79,11 +95,6 @@ def parsed(text: str) -> Any:
         return None
 
 
-_START = re.compile(r"Traceback \(most recent call last\)")
-_BEFORE = re.compile(r"(\x1b\[[\d;]*m|\(\w+ pid=\d+[^)]*\)|\[(?:rank|default)?\d+\]:|[│|╭╰─]+)\s?")
-"""Prefixes of a line by ray, torchrun and rich."""
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::.*)?$")
-_ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit|Timeout|Expired)\b")
 _RAY = "RayTaskError("
 """ray puts the name of its own exception before the traceback of the one that it passes on."""
 LONGEST = 50_000
@@ -104,12 +115,12 @@ def last_exception(text: str) -> str:
 def by_rows(text: str, places: Sequence[int]) -> dict[int, str]:
     """The last exception after each number of rows, from where the rows of a console begin."""
     found: dict[int, str] = {}
-    starts = [*_START.finditer(text)]
+    starts = [*_PATTERNS["traceback"].finditer(text)]
     for start, after in itertools.zip_longest(starts, starts[1:]):
         lines = text[start.end() : after.start() if after else None][:LONGEST].split("\n")[1:]
-        bare = [_BEFORE.sub("", line).rstrip() for line in lines]
-        likely = [line for line in bare if line and not line[0].isspace() and _EXCEPTION.match(line)]
-        sure = [line for line in likely if _ERROR.match(line)]
+        bare = [_PATTERNS["before"].sub("", line).rstrip() for line in lines]
+        likely = [line for line in bare if line and not line[0].isspace() and _PATTERNS["exception"].match(line)]
+        sure = [line for line in likely if _PATTERNS["error"].match(line)]
         known = [line for line in sure if _RAY not in line] or sure or likely
         rows = bisect.bisect(places, start.start())
         if known and (rows not in found or not known[0].partition(":")[0].endswith(WRAPPERS)):
