@@ -38,9 +38,12 @@ Lecture(only="verl-nan-logprob")
 # **A** is the run as it happened. For six steps the reward rises: more and more answers are the right sum. In the next
 # step one number is the logarithm of 0. One step later no weight of the model is a number any more, and the run crashes.
 #
-# Press **B**. It has the same model, the same seed and the same batches, and one thing is repaired; the line above the
-# curves says which, and why. It runs to the end, and the reward goes on rising. **A** goes back; after a click into the
-# picture the keys below it work too.
+# Press **B**: the same model, seed and sums, but the cause is repaired, and the guards of the preset `stable` are on. It
+# runs to the end, and the reward goes on rising. The line above the curves names the repair (*heal*) and the reason. It
+# also names a guard (*stop*) that would have kept **A** alive without the repair.
+#
+# **A** goes back. After a click into the picture the keys below it work too: ← and → move the run by a step, and the
+# tokens that your click opened follow.
 #
 # The coloured strip is the *chain*: the rows are the parts of a training step, and the columns are steps. Green is
 # healthy, yellow is a warning, red is broken, and a frame marks the first break. These are the questions of every lab:
@@ -49,8 +52,11 @@ Lecture(only="verl-nan-logprob")
 # %% [markdown]
 # ## 2. Read a run
 #
-# This recorded run of sixty steps does not crash. Move the slider below the curves to go back to any step. The answers
-# of the model to the right of the tabs belong to that step.
+# This recorded run of sixty steps does not crash. Move the slider *steps shown* below the curves to go back to any step.
+# The answers of the model to the right of the tabs belong to that step.
+#
+# You can also look inside a step. Click a point of a curve, and the tokens of that step open below. Click a cell of the
+# strip, and you see the numbers of that part of the step, and the lines of the trainer that computed them.
 
 # %%
 panel = lab.panel(recording="lecture-bad-batch", controls=("learning_rate",), guards_shown=(), grouped=True)
@@ -107,8 +113,9 @@ healthy = await live.run()
 # In GRPO the loss hovers around 0 even in a run that learns, so it tells you almost nothing.
 #
 # Now use the buttons yourself. Press **Start**, then **Pause**, then **Step** a few times: the strip fills column by
-# column. **Stop** ends the run after its current step. **Reset** empties the plot and restores the settings; the next run
-# starts from a healthy model, and nothing is deleted.
+# column. **Stop** ends the run after its current step. **Reset** restores the settings and makes room for the next run,
+# which starts from a healthy model. The last run stays as a faint grey curve; the switch *show the last run* in the tab
+# *Runs* hides it. Nothing is deleted.
 
 # %% [markdown]
 # ## 4. A first explosion
@@ -118,7 +125,7 @@ healthy = await live.run()
 
 # %%
 # %%exercise guess
-# The same model, with the loss of the field report TRAIN-001 and a rate 2000 times as high. What will you see?
+# The same model with the loss of the report TRAIN-001, at a rate of 0.02: 2000 times the report's. What will you see?
 #   a  The reward falls slowly; every other curve is healthy.
 #   b  Norm and KL jump by orders of magnitude in the first steps; the run still reaches its end.
 #   c  Weights become NaN, and the run crashes.
@@ -171,8 +178,9 @@ print("steps with a norm above 10:", lab.answer("out_of_range").steps_out_of_ran
 # %% [markdown]
 # ## 6. One value
 #
-# The last kind asks for settings. Which learning rate suits this model? Try some in the panel of section 3, by slider
-# or number box, or in code as below. `keep` leaves the previous run in the plot for comparison.
+# The last kind asks for settings. Which learning rate suits this model? Run the next cell: it moves the panel of section 3
+# below itself, keeps the run on screen for comparison, and starts another at 1e-2. Then try other rates in the panel
+# below, by slider or number box.
 
 # %%
 live.keep("3e-4")

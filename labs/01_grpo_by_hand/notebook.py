@@ -3,8 +3,8 @@
 #
 # GRPO fits on a page. Score a group of completions, compare each with the mean of its group, and make the better ones
 # likelier, but only by a limited amount at a time. Here you first do it on paper with one group and one token. Then you
-# write each line in code, check a gradient without calculus, and train a model with a trainer of your own, in sixty
-# lines.
+# write each line in code, check a gradient without calculus, and train a model with a trainer of your own, in about
+# fifty lines.
 #
 # The panel below opens on a recorded healthy run. Everything here runs on a model of 0.8 million parameters that learns
 # to add two numbers, in seconds, on the CPU.
@@ -33,7 +33,7 @@ panel
 
 # %% [markdown]
 # The run has forty steps, 16 prompts per step and 8 completions per prompt. At first a third of the sums are right, at
-# the end more than half. Drag the time slider to read a few of them, or press Play. The curves:
+# the end more than half. Drag the slider *steps shown* to read a few of them, or press Play. The curves:
 #
 # - **reward**: the share of completions that are the right sum. It rises, with noise: each step asks for other sums.
 # - **gradient norm**: between 1 and 4 in every step. It does not shrink as the model learns.
@@ -79,9 +79,12 @@ loss_wrong = 0.824
 #
 # ## 2. Many groups at once
 #
-# Your function gets rewards of shape (P, G) and returns advantages of the same shape. The trainer also passes
-# `scorable`: it marks the completions that have a reward. Here all of them have one, so you may ignore it. The cell
-# holds a second function, `flipped`: your function with the wrong sign. Leave it in; a later cell needs it.
+# Your function gets rewards of shape (P, G) and returns advantages of the same shape. Two kinds of group have nothing to
+# compare: one whose rewards are all equal, and one of a single completion. Their advantages are exact zeros.
+#
+# The trainer also passes `scorable`: it marks the completions that have a reward. Here all of them have one, so you may
+# ignore it. The cell holds a second function, `flipped`: your function with the wrong sign. Leave it in; a later cell
+# needs it.
 
 # %%
 # %%exercise advantages
@@ -89,7 +92,7 @@ import torch
 
 
 def advantages(rewards, scorable=None, eps=1e-6):
-    """(r - mean) / (std + eps) of each group; exact zeros for equal rewards and for a group of one."""
+    """(r - mean) / (std + eps) of each group; exact zeros where nothing can be compared."""
     # BEGIN SOLUTION
     if rewards.shape[1] == 1:
         return torch.zeros_like(rewards)
@@ -236,7 +239,10 @@ import torch
 
 
 def aggregate(per_token, mask, how):
-    """(B, T), (B, T) -> one number, as a tensor for autograd: how is "token", "sequence" or "constant"."""
+    """(B, T), (B, T) -> one number, as a tensor for autograd.
+
+    how is "token", "sequence" or "constant".
+    """
     # BEGIN SOLUTION
     values = per_token.masked_fill(mask == 0, 0.0)
     if how == "sequence":
@@ -340,7 +346,7 @@ import torch
 
 
 def logprobs(policy, batch):
-    """(B, T): the log-probability that the policy gives to each token of the completions, for autograd."""
+    """(B, T): the policy's log-probability of each token of the completions, for autograd."""
     ids = torch.cat([batch.prompt_ids[batch.group], batch.completions], dim=1)
     mask = torch.cat([batch.prompt_mask[batch.group], batch.completion_mask], dim=1)
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
@@ -391,6 +397,9 @@ print(mine, "has", len(code), "lines of code")
 # %% [markdown]
 # `loss.step` takes the name of a function in a file: the package samples, scores and draws the curves, and your step does
 # the rest. First the package's own trainer runs, then yours, with the same seed. How far apart will the two curves be?
+#
+# The panel cannot look inside your `step`: of your run there are no tokens and no largest ratio, and the rows of the chain
+# from the log-probabilities to the loss stay empty.
 
 # %% tags=["slow"]
 settings = ("run.num_steps=40", "run.num_eval=200", "run.seed=2")
@@ -405,7 +414,8 @@ own = await panel.run()
 # %%
 columns = ["reward", "grad_norm", "kl"]
 both = pd.concat({"package": packaged.records[columns], "yours": own.records[columns]}, axis=1)
-both.swaplevel(axis=1).sort_index(axis=1).iloc[::5]
+table = both.swaplevel(axis=1).sort_index(axis=1).round(4)
+table[(table.index % 5 == 0) | (table.index == table.index[-1])]
 
 # %% [markdown]
 # <details><summary>Our measurement: open it after your run</summary>

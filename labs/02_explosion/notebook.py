@@ -37,7 +37,7 @@ lab = gl.Lab("02_explosion")
 # ## 1. A recorded run
 #
 # This is a recorded run of SmolLM2-135M with the loss of the report. Look first at the gradient norm (log scale), then
-# at the reward, then at the sampled text below. Move the time slider from the first step to the last.
+# at the reward, then at the sampled text below. Move the slider *steps shown* from the first step to the last.
 
 # %%
 lab.panel(recording="kl-explosion-smollm2")
@@ -109,8 +109,10 @@ run.records.loc[run.records["step"] % 3 == 0, ["step", *columns]]
 # %% [markdown]
 # ## 4. Trace it
 #
-# Which token caused it? For every link of the loss and every update, the run records the largest magnitude and its
-# position. Here is the step with the largest norm.
+# Which token caused it? Click the peak of the norm in the panel above: the tokens of that step open below the curves.
+#
+# The same in numbers: for every link of the loss and every update, the run records the largest magnitude and its
+# position. The next cell prints them for the step with the largest norm.
 
 # %%
 from grpo_lab.events import Stepped
@@ -125,10 +127,12 @@ for note in step.links:
 
 # %% [markdown]
 # On our machine it is step 15, and its first update, number 0, is the worst. One token is 9.6 nats from the reference,
-# and the norm is 2,500. Three updates later the token is back and the norm is 2.
+# and the norm is 2,500. Three updates later no token is further away than 2.7 nats, and the norm is 2.
 #
-# The token is the 4th of its completion: after a three-digit answer, this is the end token. The completion is the 4th of
-# the 12th prompt. (The list says `[91, 3]`, because it counts completions and tokens from 0, eight completions a prompt.)
+# The prompt is `68+66=`, and the completion is `13414434`. Its first three digits are the right sum, and there it should
+# have ended. Its 4th token is another digit, `1`: that is the culprit. (The list says `[91, 3]`, because it counts
+# completions and tokens from 0.) The policy gives this digit a probability of 21 %, the reference 0.0014 %. The answer
+# is wrong, so its advantage is below 0: A = −0.725.
 #
 # <details><summary>Was it the ratio? First read the numbers of update 0, then open this</summary>
 #
@@ -207,7 +211,10 @@ nats = 18.55
 import torch
 
 def culprit(log_ratio, advantages, beta, epsilon=0.2):
-    """(completion, token, "ratio" or "kl") of the largest gradient by log_ratio, (B, T); both count from 0."""
+    """(completion, token, "ratio" or "kl") of the largest gradient by log_ratio, (B, T).
+
+    Completions and tokens count from 0.
+    """
     ratio, a = log_ratio.exp(), advantages[:, None]
     clipped = ((a > 0) & (ratio > 1 + epsilon)) | ((a < 0) & (ratio < 1 - epsilon))
     of_ratio = (ratio * a).abs().masked_fill(clipped, 0.0)
@@ -219,14 +226,14 @@ def culprit(log_ratio, advantages, beta, epsilon=0.2):
     # END SOLUTION
 
 # %% [markdown]
-# Test it with the numbers of both runs: yours with a token at +9.6 and A = −0.4, and the recorded one at −33.5.
+# Test it with the numbers of both runs: yours with a token at +9.6 and A = −0.725, and the recorded one at −33.5.
 
 # %%
 import torch
 
 for name, token in (("your run", 9.6), ("the recorded run", -33.5)):
     log_ratio = torch.tensor([[0.0, 0.1, 0.0, token], [-2.0, 0.0, 0.3, 0.0]])
-    print(name, lab.answer("culprit").culprit(log_ratio, torch.tensor([-0.4, 1.0]), beta=0.05))
+    print(name, lab.answer("culprit").culprit(log_ratio, torch.tensor([-0.725, 1.0]), beta=0.05))
 
 # %% [markdown]
 # ## 7. The right denominator
