@@ -55,8 +55,9 @@ Lecture(only="verl-nan-logprob")
 # This recorded run of sixty steps does not crash. Move the slider *steps shown* below the curves to go back to any step.
 # The answers of the model to the right of the tabs belong to that step.
 #
-# You can also look inside a step. Click a point of a curve, and the tokens of that step open below. Click a cell of the
-# strip, and you see the numbers of that part of the step, and the lines of the trainer that computed them.
+# You can also look inside a step. Click a point of a curve, and the tokens of that step (here: the characters of some
+# answers) open below. Click a cell of the strip, and the numbers of that part of the step open, with the lines of the
+# trainer that computed them.
 
 # %%
 panel = lab.panel(recording="lecture-bad-batch", controls=("learning_rate",), guards_shown=(), grouped=True)
@@ -85,8 +86,9 @@ reward_noticed = False
 # END SOLUTION
 
 # %% [markdown]
-# One damaged sample caused this jump. The reward looks fine, one number jumps, and the next step looks normal again.
-# You will meet this run again. The record of the run holds the same numbers, one row per step:
+# One damaged sample caused this jump: click the peak of the norm to see its tokens. The reward looks fine, one number
+# jumps, and the next step looks normal again. You will meet this run again. The record of the run holds the same numbers,
+# one row per step:
 
 # %%
 panel.session.records[["step", "grad_norm", "kl", "reward", "ratio/max"]]
@@ -115,7 +117,7 @@ healthy = await live.run()
 # Now use the buttons yourself. Press **Start**, then **Pause**, then **Step** a few times: the strip fills column by
 # column. **Stop** ends the run after its current step. **Reset** restores the settings and makes room for the next run,
 # which starts from a healthy model. The last run stays as a faint grey curve; the switch *show the last run* in the tab
-# *Runs* hides it. Nothing is deleted.
+# *Runs* hides it. Nothing is deleted. At last press **Start** once more and let the run end: section 6 compares with it.
 
 # %% [markdown]
 # ## 4. A first explosion
@@ -143,7 +145,7 @@ exploded = await explosion.run()
 # %% [markdown]
 # <details><summary>Our measurement: open it after your run</summary>
 #
-# On our machine the norm is 70,000 in the first step and the KL is above 10,000. From the second step on, almost no
+# On our machine the norm is 64,000 in the first step and the KL is above 10,000. From the second step on, almost no
 # answer is right. Yet the run reaches its end and every weight is finite: look at the answers of the last step. In lab 2
 # the same loss explodes at a rate at which a right loss learns, and you find the token that caused it. In lab 3 the same
 # cause crashes the run.
