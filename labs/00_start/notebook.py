@@ -168,7 +168,10 @@ exploded = await explosion.run()
 # %%
 # %%exercise out_of_range
 def steps_out_of_range(norms, limit):
-    """The steps (counted from 0) whose norm is above the limit, infinite, or NaN. The limit itself is in range."""
+    """The steps (counted from 0) whose norm is above the limit, infinite, or NaN.
+
+    The limit itself is in range.
+    """
     # BEGIN SOLUTION
     return [step for step, norm in enumerate(norms) if not norm <= limit]
     # END SOLUTION
