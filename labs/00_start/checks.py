@@ -23,7 +23,7 @@ def reading(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     records = Session.open(find(RECORDING)).records
     spike = records.loc[records["grad_norm"].idxmax()]
     step, norm, noticed = (values[name] for name in ("spike_step", "spike_norm", "reward_noticed"))
-    why = "Move the time slider until the gradient norm jumps; steps are counted from 0."
+    why = "Move the slider “steps shown” until the gradient norm jumps; steps are counted from 0."
     right = step == int(spike["step"])
     yield _read(right, "spike_step", step, "the step of the largest gradient norm", why)
     why = "The axis is logarithmic. The numbers themselves are in the tab Runs, under Table."

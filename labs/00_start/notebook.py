@@ -38,9 +38,12 @@ Lecture(only="verl-nan-logprob")
 # **A** is the run as it happened. For six steps the reward rises: more and more answers are the right sum. In the next
 # step one number is the logarithm of 0. One step later no weight of the model is a number any more, and the run crashes.
 #
-# Press **B**. It has the same model, the same seed and the same batches, and one thing is repaired; the line above the
-# curves says which, and why. It runs to the end, and the reward goes on rising. **A** goes back; after a click into the
-# picture the keys below it work too.
+# Press **B**: the same model, seed and sums, but the cause is repaired, and the guards of the preset `stable` are on. It
+# runs to the end, and the reward goes on rising. The line above the curves names the repair (*heal*) and the reason. It
+# also names a guard (*stop*) that would have kept **A** alive without the repair.
+#
+# **A** goes back. After a click into the picture the keys below it work too: ← and → move the run by a step, and the
+# tokens that your click opened follow.
 #
 # The coloured strip is the *chain*: the rows are the parts of a training step, and the columns are steps. Green is
 # healthy, yellow is a warning, red is broken, and a frame marks the first break. These are the questions of every lab:
@@ -49,8 +52,12 @@ Lecture(only="verl-nan-logprob")
 # %% [markdown]
 # ## 2. Read a run
 #
-# This recorded run of sixty steps does not crash. Move the slider below the curves to go back to any step. The answers
-# of the model to the right of the tabs belong to that step.
+# This recorded run of sixty steps does not crash. Move the slider *steps shown* below the curves to go back to any step.
+# The answers of the model to the right of the tabs belong to that step.
+#
+# You can also look inside a step. Click a point of a curve, and the tokens of that step (here: the characters of some
+# answers) open below. Click a cell of the strip, and the numbers of that part of the step open, with the lines of the
+# trainer that computed them.
 
 # %%
 panel = lab.panel(recording="lecture-bad-batch", controls=("learning_rate",), guards_shown=(), grouped=True)
@@ -79,8 +86,9 @@ reward_noticed = False
 # END SOLUTION
 
 # %% [markdown]
-# One damaged sample caused this jump. The reward looks fine, one number jumps, and the next step looks normal again.
-# You will meet this run again. The record of the run holds the same numbers, one row per step:
+# One damaged sample caused this jump: click the peak of the norm to see its tokens. The reward looks fine, one number
+# jumps, and the next step looks normal again. You will meet this run again. The record of the run holds the same numbers,
+# one row per step:
 
 # %%
 panel.session.records[["step", "grad_norm", "kl", "reward", "ratio/max"]]
@@ -107,8 +115,9 @@ healthy = await live.run()
 # In GRPO the loss hovers around 0 even in a run that learns, so it tells you almost nothing.
 #
 # Now use the buttons yourself. Press **Start**, then **Pause**, then **Step** a few times: the strip fills column by
-# column. **Stop** ends the run after its current step. **Reset** empties the plot and restores the settings; the next run
-# starts from a healthy model, and nothing is deleted.
+# column. **Stop** ends the run after its current step. **Reset** restores the settings and makes room for the next run,
+# which starts from a healthy model. The last run stays as a faint grey curve; the switch *show the last run* in the tab
+# *Runs* hides it. Nothing is deleted. At last press **Start** once more and let the run end: section 6 compares with it.
 
 # %% [markdown]
 # ## 4. A first explosion
@@ -118,7 +127,7 @@ healthy = await live.run()
 
 # %%
 # %%exercise guess
-# The same model, with the loss of the field report TRAIN-001 and a rate 2000 times as high. What will you see?
+# The same model with the loss of the report TRAIN-001, at a rate of 0.02: 2000 times the report's. What will you see?
 #   a  The reward falls slowly; every other curve is healthy.
 #   b  Norm and KL jump by orders of magnitude in the first steps; the run still reaches its end.
 #   c  Weights become NaN, and the run crashes.
@@ -136,7 +145,7 @@ exploded = await explosion.run()
 # %% [markdown]
 # <details><summary>Our measurement: open it after your run</summary>
 #
-# On our machine the norm is 70,000 in the first step and the KL is above 10,000. From the second step on, almost no
+# On our machine the norm is 64,000 in the first step and the KL is above 10,000. From the second step on, almost no
 # answer is right. Yet the run reaches its end and every weight is finite: look at the answers of the last step. In lab 2
 # the same loss explodes at a rate at which a right loss learns, and you find the token that caused it. In lab 3 the same
 # cause crashes the run.
@@ -159,7 +168,10 @@ exploded = await explosion.run()
 # %%
 # %%exercise out_of_range
 def steps_out_of_range(norms, limit):
-    """The steps (counted from 0) whose norm is above the limit, infinite, or NaN. The limit itself is in range."""
+    """The steps (counted from 0) whose norm is above the limit, infinite, or NaN.
+
+    The limit itself is in range.
+    """
     # BEGIN SOLUTION
     return [step for step, norm in enumerate(norms) if not norm <= limit]
     # END SOLUTION
@@ -171,8 +183,9 @@ print("steps with a norm above 10:", lab.answer("out_of_range").steps_out_of_ran
 # %% [markdown]
 # ## 6. One value
 #
-# The last kind asks for settings. Which learning rate suits this model? Try some in the panel of section 3, by slider
-# or number box, or in code as below. `keep` leaves the previous run in the plot for comparison.
+# The last kind asks for settings. Which learning rate suits this model? Run the next cell: it moves the panel of section 3
+# below itself, keeps the run on screen for comparison, and starts another at 1e-2. Then try other rates in the panel
+# below, by slider or number box.
 
 # %%
 live.keep("3e-4")
