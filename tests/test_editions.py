@@ -65,6 +65,7 @@ def test_solutions_stand_in_the_instructors_edition_only(made):
         ("a = 1\nb = (\n    2,\n)", "a = ...  # your answer\nb = ...  # your answer"),
         ("a: int = 1", "a = ...  # your answer"),
         ("def f():\n    return 1", "...  # your answer"),
+        ("import a\nfrom b import c\n\ndef f():\n    return 1\n\nd = f()", "d = ...  # your answer"),
         ("a = 1\nprint(a)", "...  # your answer"),
         ("    a = 1\n\n    return a", "    ...  # your answer"),
         ("        deep\n    less", "    ...  # your answer"),

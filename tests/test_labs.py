@@ -122,19 +122,17 @@ def test_the_verdict_on_a_prediction_comes_after_the_run(lab, capsys, monkeypatc
     Session(preset("smoke"), lab.runs / "later").run()
     lab.show_verdicts()
     assert capsys.readouterr().out == (
-        "Guess first. You predicted b, and it was a.\n"
-        "    you predicted  b: It shrinks.\n"
-        "    it was         a: It grows < fast.\n"
+        "Guess first.\n    you predicted  b: It shrinks.\n    it was         a: It grows < fast.\n"
     )
     lab.show_verdicts()
     assert capsys.readouterr().out == ""  # once
     monkeypatch.setitem(lab.page.exercises, "guess", _about(lab, runs=2))
     lab.exercise("guess", GUESS.replace("'b'", "'a'"))
     capsys.readouterr()
-    for number, said in ((1, ""), (2, "Guess first. You predicted b, and it was a.")):
+    for number, said in ((1, False), (2, True)):
         Session(preset("smoke"), lab.runs / f"of-{number}").run()
         lab.show_verdicts()
-        assert capsys.readouterr().out.partition("\n")[0] == said  # the first prediction counts
+        assert ("    you predicted  b: It shrinks.\n" in capsys.readouterr().out) is said  # the first prediction counts
 
 
 @pytest.mark.parametrize(
@@ -267,17 +265,22 @@ def test_a_run_is_followed_in_one_place(lab, monkeypatch):
     assert [update for *_, update in said] == [False, True, True, True]
 
 
-def test_a_run_ends_in_a_card_of_one_line(lab, monkeypatch):
+@pytest.mark.parametrize(
+    ("steps", "said"), [(1, ' · <span style="white-space:nowrap">1 step</span>'), (3, ">3 steps<"), (8, "reward 0.")]
+)
+def test_a_run_ends_in_a_card_of_one_line(lab, monkeypatch, steps, said):
     """JupyterLab broke the plain summary inside words; five runs were five blocks."""
     shown = []
     monkeypatch.setattr(feedback_view, "headless", lambda: False)
     monkeypatch.setattr(feedback_view, "show", lambda text, html, **where: shown.append(html))
-    session = Session(preset("smoke").with_("run.threads=1", "run.name=<me>"), lab.runs / "card")
+    config = preset("smoke").with_("run.threads=1", "run.name=<me>", f"run.num_steps={steps}")
+    session = Session(config, lab.runs / "card")
     session.views.append(feedback_view.RunLine(session.config))
     session.run()
     line, _, told = shown[-1].partition("</summary>")
-    assert "<strong>&lt;me&gt;</strong> · done, too short to say" in line and "3 steps" in line
-    assert sum(mark in line for mark in "▁▂▃▄▅▆▇█") > 1 and "reward 0." in line and "first break" not in line
+    assert "<strong>&lt;me&gt;</strong> · done, " in line and said in line and "first break" not in line
+    assert ("reward 0." in line) is (steps == 8), "below eight steps a mean is that of one step"
+    assert steps == 1 or sum(mark in line for mark in "▁▂▃▄▅▆▇█") > 1
     assert "<div" in told and "first break: none" in told and "<pre" not in shown[-1]
 
 
@@ -388,7 +391,7 @@ def test_a_prediction_is_chosen_by_radio_buttons_and_written_into_its_cell(lab, 
     assert "Locked in" in part(form, "reply")[0].value and radio.disabled and button.disabled
     Session(preset("smoke"), lab.runs / "later").run()
     lab.show_verdicts()
-    assert "You predicted b, and it was a." in capsys.readouterr().out
+    assert "    you predicted  b: It shrinks.\n" in capsys.readouterr().out
     lab.exercise("guess", cell.source.partition("\n")[2])  # as a grader runs the cell of the saved notebook
 
 
@@ -405,10 +408,17 @@ def test_mystery_runs_are_named_in_a_gallery(by_clicks, lab):
     form = by_clicks(mysteries, "by_hand", "answer = ...  # your answer")
     menus, (button,) = of_kind(form, "Dropdown")[:8], part(form, "give")
     assert len(part(form, "card")) == 8 and all("<img" in of_kind(card, "HTML")[0].value for card in part(form, "card"))
+    for number, look in ((1, None), (4, part(form, "look")[3])):
+        if look:
+            look.click()
+        assert f">Run {number}<" in part(form, "shown")[0].value
+        marked = [each.description for each in part(form, "look") if each.button_style]
+        assert marked == [f"Run {number}: show it below"]
     for menu in menus:
         assert button.disabled
         menu.value = "healthy"
     button.click()
+    assert "answer = {1: &#39;healthy&#39;, 2: " in part(form, "reply")[0].value, "the keys are numbers, as in the cell"
     (cell,) = of_kind(form, "CellText")
     assert mysteries.answer("by_hand").answer == dict.fromkeys(range(1, 9), "healthy")
     assert '    8: "healthy",\n}' in cell.source

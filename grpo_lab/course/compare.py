@@ -138,17 +138,17 @@ def _tensors(got: Any, expected: Tensor) -> str:
 
 def _in_a_row(got: Any, expected: Any) -> str:
     if len(got) == len(expected):
-        return _items(dict(enumerate(got)), dict(enumerate(expected)))
+        return _items(dict(enumerate(got)), dict(enumerate(expected)), "item {}, counted from 0: {}")
     # The length of a tuple is its form; that of a list is often the answer, as in a list of steps.
     kind = OfForm if isinstance(expected, tuple) else Sentence
     return kind("the number of items is {}, not {}", len(got), len(expected))
 
 
-def _items(got: dict[Any, Any], expected: dict[Any, Any]) -> str:
+def _items(got: dict[Any, Any], expected: dict[Any, Any], words: str = "item {}: {}") -> str:
     if set(got) != set(expected):
         return OfForm("the items are {}, not {}", shown(list(got)), shown(list(expected)))
     found = ((name, differs(got[name], expected[name])) for name in expected)
-    return next((type(each)("item {}: {}", repr(name), each) for name, each in found if isinstance(each, Sentence)), "")
+    return next((type(each)(words, repr(name), each) for name, each in found if isinstance(each, Sentence)), "")
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -161,9 +161,9 @@ def _without_tensors(given: Given) -> Given:
 
 
 def _about_values(check: Values, given: Mapping[str, Given], seed: int) -> list[Finding]:
-    why = "Give plain values: numbers, texts, True or False, or tuples, lists and dictionaries of them."
-    if failed := [Finding(False, name, one.error, "plain values", why) for name, one in given.items() if one.error]:
-        return failed
+    why = "Define {} with plain values: numbers, texts, True or False, or tuples, lists and dictionaries of them."
+    if failed := [(name, one.error) for name, one in given.items() if one.error]:
+        return [Finding(False, name, error, "plain values", Sentence(why, f"`{name}`")) for name, error in failed]
     values = {name: one.value for name, one in given.items()}
     try:
         return list(check.judge(values, seed))

@@ -143,7 +143,7 @@ def _failed(result: Measurement, events: Sequence[Event], expect: Expectation | 
     """The number of the first criterion that failed and its limit, or None."""
     steps = Sentence("{} of {} steps", result.finished, result.asked)
     if result.fate == Fate.HALTED:
-        return Sentence("ended by a guard after {}", steps), Sentence("all {} steps run", result.asked)
+        return Sentence("a guard ended the run after {}", steps), "a run that no guard ends"
     if result.fate in (Fate.CRASHED, Fate.FAILED):
         return Sentence("{} in {} after {}", Sentence(result.fate), result.crash or result.message, steps), "no crash"
     if result.fate == Fate.BROKEN:

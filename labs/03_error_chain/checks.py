@@ -50,9 +50,9 @@ def _judge_order(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     place = {link: order.index(link) for link in CHAIN}
     for (first, why), second in zip(_BEFORE_LAST.items(), CHAIN[1:], strict=True):
         right = place[first] < place[second]
-        got = Sentence("{}. and {}.", place[first] + 1, place[second] + 1)
-        what = Sentence("'{}' and '{}'", Sentence(first), Sentence(second))
-        yield Finding(right, what, got, "cause before effect", why)
+        words = Sentence(first), Sentence(second)
+        got, expected = (Sentence("'{}' first", each) for each in (words[0 if right else 1], words[0]))
+        yield Finding(right, Sentence("the pair '{}' and '{}'", *words), got, expected, why)
 
 
 # The test that multinomial makes -------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@
 
 # %%
 import math
+import textwrap
 
 import grpo_lab as gl
 
@@ -37,9 +38,10 @@ lab = gl.Lab("03_error_chain")
 # %% [markdown]
 # ## 1. A recorded run
 #
-# This is a recorded run of SmolLM2-135M with fp16 weights. Look at the chain strip: each column is a step, and each row
-# is a link, in the order in which the step computes them. The frame marks the link that broke first. (Each step has
-# two updates, and a column shows the worse of them.) How many steps after the first break does the run crash?
+# This is a recorded run of SmolLM2-135M with fp16 weights. Look at the chain strip: each row is a link, in the order in
+# which a step computes them. A step of this run makes two updates. The run is so short that each update has a column of
+# its own, so two columns are one step. The frame marks the link that broke first. How many steps (not columns) after the
+# first break does the run crash?
 
 # %%
 lab.panel(recording="cuda-001-smollm2-135m-original")
@@ -103,7 +105,7 @@ healthy = lab.run(config, "after_the_crash")
 # %%
 from grpo_lab.events import Stepped
 
-print(run.first_break(), "\n")
+print(textwrap.fill(str(run.first_break()), width=100), "\n")
 step = next(event for event in run.events if isinstance(event, Stepped))
 for note in step.links:
     end = note.link in ("loss", "gradients", "clipped_gradients", "weights")
@@ -413,7 +415,7 @@ from pathlib import Path
 from grpo_lab.core import train
 
 core = Path(train.__file__).parent
-print(*(f"{path.name:15} {len(path.read_text(encoding='utf-8').splitlines()):4} lines" for path in core.glob("*.py")), sep="\n")
+print(*(f"{path.name:15} {len(path.read_text(encoding='utf-8').splitlines()):4} lines" for path in sorted(core.glob("*.py"))), sep="\n")
 lines, first = inspect.getsourcelines(train.Trainer.step)
 print("\ntrain.py", *(f"{number:4}  {line.rstrip()}" for number, line in enumerate(lines, first)), sep="\n")
 
@@ -428,7 +430,8 @@ lines = (core / file).read_text(encoding="utf-8").splitlines()
 print(*(f"{number:4}  {line}" for number, line in enumerate(lines, 1)), sep="\n")
 
 # %% [markdown]
-# Eight questions. Answer each with a file and a line, such as `"train.py:83"`. Any line of the statement is right.
+# Eight questions. Answer each with a file and a line, such as `"train.py:83"`: put the eight into a dictionary named
+# `where`. Any line of the statement is right.
 
 # %% tags=["data"]
 # %%exercise walk
@@ -441,6 +444,9 @@ print(*(f"{number:4}  {line}" for number, line in enumerate(lines, 1)), sep="\n"
 #   penalty  is k3 computed, whose exp made the loss of section 4 huge?
 #   guards   do guards see the gradients before the optimizer steps?
 #   noted    is the value of a stage noted, so that the first NaN has a place and a name?
+# The form of the answer, with your files and lines:
+# where = {"drawn": "train.py:83", "old": "…", "spread": "…", "ratio": "…",
+#          "minimum": "…", "penalty": "…", "guards": "…", "noted": "…"}
 # BEGIN SOLUTION
 import inspect
 from grpo_lab.core import advantages, hooks, loss, sample, train, update
@@ -449,10 +455,10 @@ def line(module, text):
     lines = inspect.getsource(module).splitlines()
     return f"{module.__name__.split('.')[-1]}.py:{next(n for n, row in enumerate(lines, 1) if text in row)}"
 
-where = {"drawn": line(sample, ".multinomial("), "old": line(train, "return batch.sampling_logprobs")}
-where |= {"spread": line(advantages, ".sqrt() + eps"), "ratio": line(loss, "    ratio = log_ratio.exp()")}
-where |= {"minimum": line(loss, "torch.min("), "penalty": line(loss, "return torch.expm1(")}
-where |= {"guards": line(update, "Stage.GRADIENTS, self"), "noted": line(hooks, "self.recorder.tensor(")}
+where = {"drawn": line(sample, ".multinomial("), "old": line(train, "return batch.sampling_logprobs"),
+         "spread": line(advantages, ".sqrt() + eps"), "ratio": line(loss, "    ratio = log_ratio.exp()"),
+         "minimum": line(loss, "torch.min("), "penalty": line(loss, "return torch.expm1("),
+         "guards": line(update, "Stage.GRADIENTS, self"), "noted": line(hooks, "self.recorder.tensor(")}
 # END SOLUTION
 
 # %% [markdown]

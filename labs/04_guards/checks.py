@@ -112,9 +112,10 @@ def alone(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     if not isinstance(answer, dict) or sorted(answer, key=str) != sorted(ALONE):
         kind = other_kind(answer, "a dictionary") or Sentence("answer = {}:", shown(answer))
         raise ConfigError("{} Write one line a scenario: {}", kind, ", ".join(ALONE))
-    for name in ALONE:
-        why = "Find the first link that breaks, then a guard that sits before it or refuses the update that follows."
-        yield trials.stops(name, trials.guards_of((answer[name],)), seed, why, "run.num_steps=6")
+    why = "In {}, find the first link that breaks, then a guard that sits before it or refuses the update that follows."
+    for name in ALONE:  # each has a reason of its own, so that no row counts that of another scenario
+        guards = trials.guards_of((answer[name],))
+        yield trials.stops(name, guards, seed, Sentence(why, name), "run.num_steps=6")
 
 
 MOST = 3

@@ -28,6 +28,8 @@
 # training). *`zero_grad` is a skip* (AdamW has a memory).
 
 # %%
+import textwrap
+
 import grpo_lab as gl
 
 lab = gl.Lab("04_guards")
@@ -43,7 +45,8 @@ lab.panel(recording="cuda-001-smollm2-135m-stable")
 
 # %% [markdown]
 # The run finished ten rounds with finite weights. The reward on held-out reviews went from 0.14 to 0.19, which is
-# noise for 32 reviews. Remember this result: the guards did all that guards can do.
+# noise for 32 reviews. So the panel says *too short to say*: the reward changed by less than chance can explain, and the
+# run is too short to rule out that the model learns. Remember this result: the guards did all that guards can do.
 #
 # ## 2. Predict
 #
@@ -86,7 +89,7 @@ panel = lab.panel(
     guards_shown=(*reported, "skip_nonfinite", "clamp_kl"),
 )
 run = await panel.run()
-print(run.first_break())
+print(textwrap.fill(str(run.first_break()), width=100))
 last = [event for event in run.events if isinstance(event, Stepped)][-2]
 for action in last.actions:
     print(f"update {action.update}  {action.name:16} {action.verdict:9} {action.reason}")
@@ -179,22 +182,27 @@ doomed = await rescue.run()
 
 # %% [markdown]
 # It crashes in step 21. The run is recorded, so you can go back to any of its steps: **drag *steps shown* to 19, switch
-# `clamp_log_ratio` on in the tab *Guards*, and press *Fork*.** The new run has the same first steps, to the bit, and the
-# guard from step 19 on; the dead run stays in the plot as A. Try other steps, too: what does a fork at 20 do, and at 21?
-# The next cell forks at 19 in code.
+# `clamp_log_ratio` on in the tab *Guards*, and press *Fork*.** The 19 steps shown are steps 0 to 18. The new run repeats
+# them, to the bit, and goes on with step 19, with the guard; the dead run stays in the plot as A. Try other numbers of
+# steps, too: what does a fork at 20 do, and at 21? The next cell prints what the guard did in your run. If no fork has
+# saved it yet, the cell forks at 19 first.
 
 # %%
 from grpo_lab.runs.summary import summary
 
-rescue.open(doomed.directory)
-rescue.switch("clamp_log_ratio", True)
-rescue.fork(min(19, len(doomed.records) - 1))
+def acted(run):  # without clipping, which acts in nearly every step of a healthy run
+    actions = [(event.step, each) for event in run.events if isinstance(event, Stepped) for each in event.actions]
+    return [(step, each) for step, each in actions if each.name != "clip_gradients"]
+
 saved = await rescue.wait()
+if saved.crash or not any(each.name == "clamp_log_ratio" for _, each in acted(saved)):
+    rescue.open(doomed.directory)
+    rescue.switch("clamp_log_ratio", True)
+    rescue.fork(min(19, len(doomed.records) - 1))
+    saved = await rescue.wait()
 print(summary(saved.events))
-for event in saved.events:
-    for action in event.actions if isinstance(event, Stepped) else ():
-        if action.name != "clip_gradients":  # it acts in nearly every step of a healthy run
-            print(f"step {event.step}  {action.kind:5}  {action.name:16} {action.verdict:9} {action.reason}")
+for step, each in acted(saved):
+    print(f"step {step}  {each.kind:5}  {each.name:16} {each.verdict:9} {each.reason}")
 
 # %%
 # %%exercise saved
@@ -215,7 +223,9 @@ held_out = 0.625
 
 # %% [markdown]
 # On ten seeds the guarded run goes from a held-out reward of 0.22–0.33 to 0.58–0.72, and a run without the fault
-# reaches about the same. The answer is **c**: the guard acted once, on one token.
+# reaches about the same. The answer is **c**: the guard acted once, on one token. At step 20 the curve of the largest
+# ratio has a ✕, although the chain is healthy there: the curve shows the ratio before the guard, inf, and the chain the
+# values after it.
 #
 # In the recorded run of section 1 the loss is wrong in every step: no guard can make it teach. Here one value was wrong
 # in one step. **A guard saves what a run can learn only if everything else in the run is right.**
@@ -224,16 +234,19 @@ held_out = 0.625
 #
 # A threshold of 10 does not fit every run. In this scenario the code forgets to divide by fp16's loss scale. The norm
 # is a hundred thousand from the first step on. The training is no worse for it, because AdamW ignores the scale of the
-# gradient: on 200 held-out sums the run goes from 0.285 to 0.325 in sixteen steps, and with a right scale to 0.330.
+# gradient: without a guard the reward on 200 held-out sums goes from 0.285 to 0.325 in sixteen steps, and with a right
+# scale just as far. The panel calls a rise this small *too short to say*. Now the run with the guard `skip_spikes`, whose
+# threshold is 10:
 
 # %%
-level = lab.panel("lost-unscale", guards=("skip_spikes",), overrides=("run.num_steps=16",), controls=("learning_rate",))
+sixteen = ("run.num_steps=16", "run.num_eval=200")
+level = lab.panel("lost-unscale", guards=("skip_spikes",), overrides=sixteen, controls=("learning_rate",))
 blocked = await level.run()
 print("updates made:", blocked.records["updates"].sum(), "of", len(blocked.records))
 
 # %% [markdown]
-# The guard refused every step, although every number was finite. So write a guard without a threshold. It refuses a
-# norm that is not finite, and a norm more than 8 times the largest norm that it has accepted so far. A guard is a class
+# The guard refused every step, although every number was finite: the held-out reward stayed at 0.285. So write a guard
+# without a threshold. It refuses a norm that is not finite, and a norm more than 8 times the largest norm that it has accepted so far. A guard is a class
 # with a name and a stage; it stores values between steps in the dictionary `self.memory`.
 
 # %%
@@ -257,7 +270,7 @@ class SkipJumps(Intervention):
 # %%
 # Your class is in a file, and the config takes its path. First the run in which the threshold refused every step:
 mine = {lab.path("guard"): {}}
-free = lab.panel(gl.scenario("lost-unscale").config().with_("run.num_steps=16").with_guards(mine), controls=("learning_rate",))
+free = lab.panel(gl.scenario("lost-unscale").config().with_(*sixteen).with_guards(mine), controls=("learning_rate",))
 trained = await free.run()
 print("updates made:", trained.records["updates"].sum(), "of", len(trained.records))
 
@@ -266,7 +279,8 @@ corrupt = lab.run(gl.scenario("bad-batch").config().with_guards(mine), "bad_batc
 corrupt.records[["step", "verdict", "grad_norm", "kl", "reward"]]
 
 # %% [markdown]
-# In the second run your guard refused one step, the one with a norm above a thousand. The reward of that step looks
+# In the first run your guard let every step through: the held-out reward went from 0.285 to 0.325, as without a guard. In
+# the second run it refused one step, the one with a norm above a thousand. The reward of that step looks
 # normal: it was computed before the sample was damaged.
 #
 # What does your guard hide? A slowly growing norm raises the limit step by step, and a run that begins with its largest
@@ -428,7 +442,7 @@ my_loop(bare)
 my_loop(guards.step)
 guards.close()
 at_home = gl.Session.open(home)
-print(at_home.first_break())
+print(textwrap.fill(str(at_home.first_break()), width=100))
 at_home.records[["step", "verdict", "grad_norm"]]
 
 # %% [markdown] tags=["instructor"]

@@ -330,8 +330,8 @@ def stable(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     yield trials.leaves_gradient(config, seed)
     for what, harm in HARMS.items():
         harmed = config.with_("data.num_prompts=4", "run.num_steps=6", *harm)
-        why = "Which link broke first? Run it with lab.run, print its first_break(), and find a guard before that link."
-        yield trials.survives(harmed, what, seed, why)
+        why = "{}: which link broke first? Run it with lab.run, print first_break(), and find a guard before that link."
+        yield trials.survives(harmed, what, seed, Sentence(why, Sentence(what)))  # so that no row counts another harm
 
 
 def denominator(config: Config, seed: int) -> Finding:

@@ -30,8 +30,14 @@
 
 # %%
 import grpo_lab as gl
+from grpo_lab.events import Stepped
 
 lab = gl.Lab("08_mystery_runs")
+
+def record(run):
+    """For each step its notes in order: (link, update, share of finite numbers, largest magnitude)."""
+    steps = [event for event in run.events if isinstance(event, Stepped)]
+    return [[(str(n.link), n.update, 1 - n.nonfinite / n.numel, n.magnitude) for n in s.links] for s in steps]
 
 # %% [markdown]
 # ## 1. Eight runs
@@ -39,9 +45,9 @@ lab = gl.Lab("08_mystery_runs")
 # All eight runs train the tiny model that adds numbers. The settings are removed; curves, chain, samples and the end of
 # each run are unchanged.
 #
-# This table shows them in numbers, one row per run. The last column is the difference in nats between the sampler's
+# This table shows them in numbers, one column per run. The last row is the difference in nats between the sampler's
 # and the trainer's log-probability of a token. With a top-p of 0.85 a difference of 0.16 is normal. Not every trainer
-# logs this metric.
+# logs this metric: where it is missing, the table says None.
 
 # %%
 import pandas as pd
@@ -56,7 +62,7 @@ for number, run in runs.items():
     rows[number] |= {f"{name}, largest": largest[name] for name in ("grad_norm", "kl", "ratio/max")}
     rows[number] |= {f"{name}, last": last[name] for name in ("grad_norm", "kl", "reward")}
     rows[number]["sampler mismatch"] = largest.get("sampling/sampling_logp_difference/mean")
-pd.DataFrame(rows).T
+pd.DataFrame(rows).map(lambda value: f"{value:,.3g}" if isinstance(value, float) else value)
 
 # %% [markdown]
 # Choose from these causes. Eight of the eleven occur, each once.
@@ -103,17 +109,11 @@ answer = {
 # ## 2. Your own tool
 #
 # By eye you look for large numbers. But a run dies from numbers that are not finite, and these begin at one link. For
-# every link of every update a run keeps a note: the share of finite numbers, and the largest magnitude. Here are the
-# notes of the fatal step in the recorded `zero-times-infinity`, from the log-ratio on:
+# every link of every update a run keeps a note: the share of finite numbers, and the largest magnitude. The function
+# `record` of the first cell returns the notes of a run. Here are those of the fatal step in the recorded
+# `zero-times-infinity`, from the log-ratio on:
 
 # %%
-from grpo_lab.events import Stepped
-
-def record(run):
-    """For each step its notes in order: (link, update, share of finite numbers, largest magnitude)."""
-    steps = [event for event in run.events if isinstance(event, Stepped)]
-    return [[(str(n.link), n.update, 1 - n.nonfinite / n.numel, n.magnitude) for n in s.links] for s in steps]
-
 for link, update, finite, largest in record(gl.Session.open(find("lecture-zero-times-infinity")))[1][9:]:
     print(f"update {update}: {link:20} {finite:8.2%} finite, largest {largest:.3g}")
 

@@ -310,7 +310,7 @@ def test_a_mistake_that_judging_finds_is_a_finding(write):
         ("a", "b", "the value differs"),
         ([1, 2.0], (1, 2), ""),
         ((1,), (1, 2), "the number of items is 1, not 2"),
-        ((1, 3), (1, 2), "item 1: the number differs"),
+        ((1, 3), (1, 2), "item 1, counted from 0: the number differs"),
         ({"a": 1}, {"a": 1}, ""),
         ({"b": 1}, {"a": 1}, "the items are ['b'], not ['a']"),
         (tensor([1.0, math.nan, math.inf]), tensor([1.0, math.nan, math.inf]), ""),

@@ -93,7 +93,7 @@ def _stub(lines: list[str]) -> list[str]:
 
 
 def _names_given(source: str) -> list[str]:
-    """The names of a solution that consists of assignments to names at the top level; otherwise none."""
+    """The names of a solution that assigns to names at the top level, with imports and helpers; otherwise none."""
     if source != textwrap.dedent(source):
         return []
     names = []
@@ -101,6 +101,6 @@ def _names_given(source: str) -> list[str]:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 names.append(name)
-            case _:
+            case _ if not isinstance(statement, ast.Import | ast.ImportFrom | ast.FunctionDef):
                 return []
     return names

@@ -178,10 +178,10 @@ class CheckLine:
 def card(run: Fold, told: str) -> str:
     """A finished run in one line, with a sparkline of its reward, which opens to the summary."""
     screen, found = run.screen(), outcome(run.events)
-    kind = "run_reward" if math.isnan(found.gained) else "run_held_out"
+    kind = "run_held_out" if not math.isnan(found.gained) else "run_reward" if found.window > 1 else ""
     numbers = {name: f"{getattr(found, name):.2f}" for name in ("start", "end", "before", "after")}
-    rewards = [] if math.isnan(found.first) else [said(kind, window=found.window, **numbers)]
-    more = [*rewards, said("run_steps", count=screen.completed)]
+    rewards = [said(kind, window=found.window, **numbers)] if kind and not math.isnan(found.first) else []
+    more = [*rewards, said("run_step" if screen.completed == 1 else "run_steps", count=screen.completed)]
     curve = sparkline(screen.series.get("reward", Series()).values, 24)
     return html.fill("run", _TONES[tone(screen.status)], screen.name, status_words(screen.status), curve, more, told)
 

@@ -80,19 +80,27 @@ def _radio(cell: str) -> Inputs:
 
 
 def _gallery(naming: Naming, given: Any) -> Inputs:
-    """The curves of each run, a menu of names for it, and a panel that shows the run whose number is clicked."""
+    """The curves of each run, a menu of names for it, and a panel of one run: the first, then that which is clicked."""
     panel = Panel(recording=naming.runs[0], controls=(), guards_shown=(), break_shown=False)
-    menus, cards = [], []
+    menus, cards, heading = [], [], parts.words("shown")
+
+    def look(number: int) -> None:
+        panel.open(naming.runs[number - 1])
+        heading.value = html.fill("heading", text("exercise.shown", number=number))
+        for place, each in enumerate(cards, start=1):
+            each.children[0].button_style = "info" if place == number else ""
+
     for number, run in enumerate(naming.runs, start=1):
         names = [(text("exercise.choose"), ""), *((name, name) for name in naming.options)]
         name = given.get(number) if isinstance(given, dict) else ""
         menus.append(ipywidgets.Dropdown(options=names, value=name if name in naming.options else ""))
-        opened = parts.button("look", text("exercise.look", number=number), partial(panel.open, run))
+        opened = parts.button("look", text("exercise.look", number=number), partial(look, number))
         pngs = thumbnail(fold(Session.open(recordings.find(run)).events))
         picture = ipywidgets.HTML(html.figure(pngs, text("exercise.run", number=number), "thumbnail"))
         cards.append(parts.box("card", [opened, picture, menus[-1]], ipywidgets.VBox))
     shown = parts.box("cards", cards, ipywidgets.Box)
-    return [shown], [panel.widget], menus, lambda: {number: menu.value for number, menu in enumerate(menus, start=1)}
+    look(1)
+    return [shown], [heading, panel.widget], menus, lambda: dict(enumerate((menu.value for menu in menus), start=1))
 
 
 def filled(cell: str, answer: Any) -> str:

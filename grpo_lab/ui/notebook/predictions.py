@@ -1,6 +1,7 @@
 """A learner's predictions: the first one is locked, and after the runs that it is about its verdict is shown."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +29,10 @@ class Verdict:
 
     def __str__(self) -> str:
         title = self.title if self.title[-1:] in "?？" else f"{self.title}{text('prediction.stop')}"
-        lines = [text("prediction.verdict", title=title, predicted=self.predicted, outcome=self.outcome)]
+        if not self.options:
+            return text("prediction.verdict", title=title, predicted=self.predicted, outcome=self.outcome)
         rows = {text("prediction.predicted"): self.predicted, text("prediction.was"): self.outcome}
-        lines += [f"    {what:13}  {letter}: {self.options[letter]}" for what, letter in rows.items() if self.options]
-        return "\n".join(lines)
+        return "\n".join([title, *(f"    {what:13}  {each}: {self.options[each]}" for what, each in rows.items())])
 
 
 class Predictions:
@@ -48,14 +49,15 @@ class Predictions:
         """
         assert isinstance(exercise.check, Values)
         given = answers.values(exercise.check, answers.load(path))
-        made = json.loads(json.dumps({name: each.value for name, each in given.items()}))  # as JSON returns them
+        made = json.loads(json.dumps({name: each.value for name, each in given.items()}))  # JSON's keys are texts
         locked = self._locked()
         first = locked.setdefault(exercise.name, made)
         (self._answers / LOCKED).write_text(json.dumps(locked, indent=2) + "\n", encoding="utf-8")
+        said = "locked_names"
         if isinstance(exercise.check, Prediction):  # the one of lab 8 is compared with an exercise that follows
-            self._open[exercise.name] = exercise.check, exercise.title, self._ended()
-        words = ", ".join(f"{name} = {value!r}" for name, value in first.items())
-        return text("prediction.locked" if first == made else "prediction.stays", words=words)
+            self._open[exercise.name], said = (exercise.check, exercise.title, self._ended()), "locked"
+        words = re.sub(r"'(\d+)'(?=: )", r"\1", ", ".join(f"{name} = {value!r}" for name, value in first.items()))
+        return text(f"prediction.{said if first == made else 'stays'}", words=words)
 
     def verdicts(self) -> Iterator[Verdict]:
         """The verdicts that are due: enough runs have ended since the prediction. Each is given once."""
