@@ -253,7 +253,7 @@ def test_a_run_is_forked_from_the_command_line(call, tmp_path):
     code, _, err = call(*fork, 9)
     assert code == 2 and "fork it before a step from 0 to 3, not 9" in err and err.count("\n") == 1
     code, _, err = call(*fork, 1, "--processes", 2)
-    assert code == 2 and "leave out --processes" in err
+    assert code == 2 and "without --processes" in err
     code, _, err = call("train", "--fork", 1)
     assert code == 2 and "--resume" in err
 

@@ -46,6 +46,13 @@ def test_the_result_is_told_from_noise(rewards, held_out, expected):
     assert outcome(events).learned is expected
 
 
+def test_without_held_out_rewards_before_the_training_rewards_decide():
+    """A judge that fails for every problem of the first evaluation gives NaN."""
+    steps = [Stepped(n, 1, Verdict.KEEP, {"reward": n / 10}, (), ()) for n in range(10)]
+    found = outcome([START, Evaluated(0, math.nan, 0), *steps, Evaluated(10, 0.6, 250)])
+    assert found.learned is Learned.LEARNED and found.by_training
+
+
 def test_one_step_of_right_answers_before_none_is_a_loss():
     """As in the first explosion of lab 0: 5 of 16 answers are right in the first step, and none of 48 at the end."""
     assert change(MeanReward(5 / 16, 16), MeanReward(0.0, 48), errors=3.0) is Learned.LOST

@@ -13,7 +13,7 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.events import CompletionNote, Stepped, from_json, to_json
 from grpo_lab.models import loading
 from grpo_lab.runs.recordings import find
-from grpo_lab.training.token_notes import TokenNotes, token_text
+from grpo_lab.training.token_notes import Texts, TokenNotes, token_text
 from grpo_lab.training.trainer import train
 
 LN2, LN3 = math.log(2), math.log(3)
@@ -55,7 +55,7 @@ def test_by_hand(tokenizer):
         notes.tensor("ratio", log_ratio.exp())
         notes.tensor("kl_delta", torch.tensor([[0.0, 0.0], [0.0, 0.0], [LN3, 0.0], [0.0, 0.0]]))
         notes.tensor("log_ratio_gradient", torch.tensor([[0.0, 0.25], [0.0, 4.0], [0.5, 0.0], [0.125, 0.0]]))
-    found = {note.number: note for note in notes.flush(tokenizer)}
+    found = {note.number: note for note in notes.flush(Texts(tokenizer))}
     assert found[5].why == ("log_ratio",) and found[1].why == ("gradient",), "the larger of two, else the first"
     assert found[2].why == ("kl",) and {note.why for note in found.values()} >= {("usual",)}
     worst = found[5]
@@ -65,12 +65,12 @@ def test_by_hand(tokenizer):
     assert worst.clipped == (False, False), "a higher ratio of a negative advantage is not clipped"
     assert found[2].kl == (0.90139, 0.0) and found[2].prompt == "23", "3 - 1 - log 3"
     assert found[2].ref_logprobs == (0.098612, -1.0) and found[2].gradient == (0.5, 0.0)
-    assert notes.flush(tokenizer) == (), "each step begins anew"
+    assert notes.flush(Texts(tokenizer)) == (), "each step begins anew"
 
     notes.tensor("logprobs", log_ratio)
     notes.begin(batch, "", 0, log_ratio, (0.8, 1.2))
     notes.tensor("ratio", torch.tensor([[2.0, 1.0], [1.0, 32.0], [1.0, math.inf], [0.5, 1.0]]))
-    found = {note.number: note for note in notes.flush(tokenizer)}  # the step ended before its backward pass
+    found = {note.number: note for note in notes.flush(Texts(tokenizer))}  # the step ended before its backward pass
     assert found[2].why[0] == "nonfinite" and found[2].gradient == () and found[2].kl == ()
     assert found[2].clipped == (False, True) and found[2].ratio == (1.0, math.inf)
     assert [note.tokens for note in found.values() if note.number == 3] in ([], [("X",)]), "padding is no token"

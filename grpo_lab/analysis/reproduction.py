@@ -57,7 +57,8 @@ class ReproducedRun:
     @property
     def degraded(self) -> bool:
         """Whether held-out reward was lost; after a crash it was."""
-        return math.isnan(self.outcome.after) or self.outcome.learned is Learned.LOST
+        found = self.outcome
+        return math.isnan(found.after) or (found.learned is Learned.LOST and not found.by_training)
 
 
 def scenarios_for(model: str) -> tuple[str, ...]:

@@ -91,13 +91,14 @@ def train(
     fit: Annotated[bool, Option("--fit", help="In a child, halve micro-batches where memory runs out.")] = False,
     resume: Annotated[Path | None, Option(help="Go on with the run of a folder from its newest checkpoint.")] = None,
     recover: Annotated[list[str] | None, Option(help="With --resume: section.setting=value; repeatable.")] = None,
-    fork: Annotated[int | None, Option(help="With --resume: a new run, the same one until this step.")] = None,
+    fork: Annotated[int | None, Option(help="With --resume: a copy of the run until this step, which goes on.")] = None,
 ) -> None:
     """Train once; the run's folder holds config, events, checkpoints and the final healthy weights.
 
     The config is that of --config, --preset or --scenario; then --algorithm; then --guards; then the options of single
     settings; then --set. Ctrl-C ends the run after the current step and saves the weights; then the exit code is 130.
-    A run that was stopped, killed or that crashed goes on with --resume. `--resume RUN --fork STEP` leaves it as it is.
+    A run that was stopped, killed or that crashed goes on with --resume. `--resume RUN --fork STEP` trains a
+    new run that equals RUN before STEP; RUN stays as it is.
     """
     from grpo_lab.runs.processes import started_by_torchrun
     from grpo_lab.runs.session import Session
@@ -106,9 +107,9 @@ def train(
     processes = (started_by_torchrun() or None) if processes is None else processes
     if resume:
         own = (preset, scenario, algorithm, guards, config, settings, model, device, data, reward)
-        if any(own) or heal or fit or print_config or (out and fork is None):
+        if any(own) or heal or fit or print_config:
             raise ConfigError("--resume goes on with the run's own config; to change a setting there: --recover a.b=c")
-        session = _resumed(resume, recover or (), child, save, processes, fork, out)
+        session = _begun_again(resume, fork, recover or (), out, child, save, processes)
         _run_and_exit(session, as_json, live, track)
     if fork is not None:
         raise ConfigError("--fork begins a run at a step of another one: name that one's folder with --resume")
@@ -216,23 +217,35 @@ def _take_part_unless_first(config: Callable[[], Config]) -> bool | None:
     return False
 
 
-def _resumed(
+def _begun_again(
     folder: Path,
+    step: int | None,
     recover: Sequence[str],
+    out: Path | None,
     child: bool,
     save: str,
     processes: int | None,
-    fork: int | None,
-    out: Path | None,
 ) -> Session:
+    """The session that goes on with a run or, with a step, that of a new run which is the same one until there."""
+    from grpo_lab.runs.session import Session
+
+    if step is None:
+        if out:
+            raise ConfigError("--resume writes into the run's own folder: --out goes with --fork")
+        return _resumed(folder, recover, child, save, processes)
+    if processes:
+        raise ConfigError("--fork makes the same steps again in one process: start it without --processes or torchrun")
+    try:
+        return Session.fork(folder, step, recover, out, child=child or None, save_model=save == "last")
+    except RunError as error:
+        raise DataError(str(error)) from error
+
+
+def _resumed(folder: Path, recover: Sequence[str], child: bool, save: str, processes: int | None) -> Session:
     from grpo_lab.runs import run_folder
     from grpo_lab.runs.session import Session
 
     try:
-        if fork is not None:
-            if processes:
-                raise ConfigError("--fork makes the same steps again, in as many processes: leave out --processes")
-            return Session.fork(folder, fork, recover, out, child=child or None, save_model=save == "last")
         launched = _take_part_unless_first(lambda: resized(run_folder.read(folder)[0], processes))
         return Session.resume(folder, recover, child=child or launched, save_model=save == "last", processes=processes)
     except RunError as error:

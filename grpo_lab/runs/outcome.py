@@ -110,7 +110,8 @@ def outcome(events: Sequence[Event]) -> Outcome:
     training = _training_reward(config, steps)
     before, after = _held_out(events)
     learned = change(before, after, training.noise)
-    by_training = learned is Learned.UNKNOWN and (math.isnan(after.reward) or training.learned is Learned.LOST)
+    unknown = math.isnan(after.reward - before.reward) or training.learned is Learned.LOST
+    by_training = learned is Learned.UNKNOWN and unknown
     learned = training.learned if by_training else learned
     if not updates and not math.isnan(training.first):
         learned = Learned.NOTHING
@@ -180,7 +181,8 @@ def change(
     if math.isnan(gain) or not (before.count and after.count):
         return Learned.UNKNOWN
     both = (before.reward * before.count + after.reward * after.count) / (before.count + after.count)
-    # Is one mean enough for both? Their common variance decides that, and their own ones how far they may be apart.
+    # A test of "no change" assumes that both have one mean, and therefore its variance. How large the change may still
+    # be is judged below by the variance of each.
     if abs(gain) > errors * math.sqrt(max(noise, both * (1 - both)) * (1 / before.count + 1 / after.count)):
         return Learned.LEARNED if gain > 0 else Learned.LOST
     error = math.sqrt(sum(max(noise, mean.reward * (1 - mean.reward)) / mean.count for mean in (before, after)))

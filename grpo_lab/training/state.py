@@ -34,7 +34,7 @@ from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.reference import REFERENCES
 from grpo_lab.training.registry import FORMULAS, carry_over, combination, needs_reference, validated
 from grpo_lab.training.several import OfObjective, PooledObjectives, SeveralObjectives
-from grpo_lab.training.token_notes import prompt_text
+from grpo_lab.training.token_notes import Texts
 from grpo_lab.training.updates import RecordedUpdates, adamw, usual_coefficients
 from grpo_lab.training.variants import ConfiguredTrainer, of_accumulation, variants
 
@@ -70,7 +70,8 @@ class Training:
         self.reference: Any = None
         self.may_have_reference = needs_reference(config)
         self.recorder = Recorder()
-        self.recorder.decode = partial(prompt_text, self.tokenizer)
+        self.texts = Texts(self.tokenizer)
+        self.recorder.decode = self.texts.prompt
         self.stage, self.steps = config.run.stages[0], range(0)
         self.updates = self._new_updates()
         self.trainer: Steps | None = None
@@ -257,7 +258,7 @@ class Training:
     def _read(self, ctx: Step) -> tuple[tuple[LinkNote, ...], dict[str, float]]:
         """Read the recorder's notes into the step's context."""
         ctx.notes = self.recorder.flush()
-        ctx.completions = self.recorder.completions.flush(self.tokenizer)
+        ctx.completions = self.recorder.completions.flush(self.texts)
         return ctx.notes
 
     def _failed(self, ctx: Step) -> Stepped:

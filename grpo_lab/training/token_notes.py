@@ -23,7 +23,7 @@ from grpo_lab.events import CompletionNote
 from grpo_lab.messages import visible_bytes
 
 LINKS = {"ratio": "ratio", "log_ratio_gradient": "gradient"}
-"""The tensors of the recorder that a note holds, by its field."""
+"""Links of the recorder whose tensors a note holds, and the names of its fields."""
 WORST = ("log_ratio", "gradient", "kl")
 """The numbers of which the completion with the largest magnitude is kept."""
 CHAIN = ("advantage", "old_logprobs", "ref_logprobs", "logprobs", "log_ratio", "ratio", "kl", "gradient")
@@ -94,7 +94,7 @@ class TokenNotes:
             self._about = batch, (objective, update), clip
             self._parts["log_ratio"] = log_ratio
 
-    def flush(self, tokenizer: Any) -> tuple[CompletionNote, ...]:
+    def flush(self, texts: Texts) -> tuple[CompletionNote, ...]:
         """The notes since the last flush."""
         self._finish()
         if self._waiting:
@@ -106,13 +106,12 @@ class TokenNotes:
         found: dict[tuple[int, int], tuple[_Table, int, list[str]]] = {}
         usual = [("usual", *place) for place in self._usual]
         for why, table, row in [*((name, table, row) for name, (_, table, row) in self._kept.items()), *usual]:
-            reasons = found.setdefault((id(table), row), (table, row, []))[
-                2
-            ]  # objectives may share an update's numbers
+            # Objectives may share an update and its numbers, so the table tells them apart.
+            _, _, reasons = found.setdefault((id(table), row), (table, row, []))
             if why != "usual" or not reasons:
                 reasons.append(why)
         self._begin_step()
-        return tuple(self._note(table, row, tuple(why), tokenizer) for table, row, why in found.values())
+        return tuple(self._note(table, row, tuple(why), texts) for table, row, why in found.values())
 
     def _finish(self) -> None:
         """Choose among the completions of the micro-batch at hand, whose numbers are complete."""
@@ -154,19 +153,19 @@ class TokenNotes:
             order = sizes[worst.index("gradient" if "gradient" in worst else "log_ratio")].argsort()
             self._usual = [(table, int(order[len(order) * quarter // 4])) for quarter in (1, 2, 3)]
 
-    def _note(self, table: _Table, row: int, why: tuple[str, ...], tokenizer: Any) -> CompletionNote:
+    def _note(self, table: _Table, row: int, why: tuple[str, ...], texts: Texts) -> CompletionNote:
         numbers, prompt = (each[..., row] for each in table.read)
         values = dict(zip(table.names, numbers, strict=True))
         length = int(values["trained"].nonzero()[0][-1:].sum()) + 1
-        texts = tuple(token_text(tokenizer, each) for each in values["tokens"][:length].astype(int).tolist())
-        about = visible_bytes(prompt_text(tokenizer, tuple(prompt[prompt >= 0].astype(int).tolist())))
+        tokens = tuple(texts.token(each) for each in values["tokens"][:length].astype(int).tolist())
+        about = visible_bytes(texts.prompt(tuple(prompt[prompt >= 0].astype(int).tolist())))
         rounded = _rounded(numbers[: table.names.index("advantage"), :length])
         columns: dict[str, Any] = dict(zip(table.names, rounded, strict=False))
         if table.clip and "ratio" in values:
             ratio, gain = values["ratio"][:length], values["advantage"][:length]
             columns["clipped"] = tuple((ratio * gain > ratio.clip(*table.clip) * gain).tolist())
         ((advantage, weight),) = _rounded(np.array([[values["advantage"][0], values["weights"].max()]]))
-        return CompletionNote(why, table.first + row, table.update, about, texts, advantage, weight, **columns)
+        return CompletionNote(why, table.first + row, table.update, about, tokens, advantage, weight, **columns)
 
 
 def _rounded(numbers: np.ndarray) -> list[tuple[float, ...]]:
@@ -175,13 +174,14 @@ def _rounded(numbers: np.ndarray) -> list[tuple[float, ...]]:
     return [found[at : at + numbers.shape[1]] for at in range(0, numbers.size, numbers.shape[1])]
 
 
-@functools.lru_cache(2**10)
-def prompt_text(tokenizer: Any, ids: tuple[int, ...]) -> str:
-    """The text of a prompt; many notes of a step have the same one."""
-    return tokenizer.decode(list(ids))
+class Texts:
+    """The texts of a run's prompts and tokens, each decoded once: many notes have the same ones."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.prompt = functools.lru_cache(2**10)(lambda ids: str(tokenizer.decode(list(ids))))
+        self.token = functools.lru_cache(2**16)(functools.partial(token_text, tokenizer))
 
 
-@functools.lru_cache(2**16)
 def token_text(tokenizer: Any, token: int) -> str:
     """A token as text: a special one by its name, and bytes that are no whole letter as `\\xef`."""
     text = tokenizer.decode([token])

@@ -87,7 +87,7 @@ def test_what_passes_in_the_notebook_passes_with_every_seed(lab, name, answer):
 def test_two_neighbours_that_are_swapped_are_told(place):
     order = list(CHAIN.CHAIN)
     order[place], order[place + 1] = order[place + 1], order[place]
-    assert wrong("03_error_chain", "order", order=order) == [f"'{order[place + 1]}' and '{order[place]}'"]
+    assert wrong("03_error_chain", "order", order=order) == [f"the pair '{order[place + 1]}' and '{order[place]}'"]
 
 
 def walk(name, answer):

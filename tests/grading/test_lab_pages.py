@@ -75,7 +75,11 @@ def test_the_guide_to_grading_counts_exercises_and_points():
             "give one letter, and texts for other letters",
         ),
         ('kind = "prediction"', 'kind = "oracle"', "kind = 'oracle': one of prediction, code"),
-        ('  "Any of a, b, c, d.",\n', "", "exercise 'guess': hints = .* write three texts"),
+        (
+            '  "Every answer is accepted: it is stored, and you compare it with the run.",\n',
+            "",
+            "exercise 'guess': hints = .* write three texts",
+        ),
         ("points = 1\n", "points = 0\n", "exercise 'guess': points = 0: 1 or more"),
         ("right = 0", "right = 3", "right = 3: 0 to 2"),
         ('reply = "Completions are', 'answer = "Completions are', "unknown key of an option of question 2 'answer'"),

@@ -279,20 +279,33 @@ class Diagnosis:
         docs/diagnose.md has the fields.
         """
         log = self.log
-        about = {"format": log.format_in_words(), "source": log.source, "algorithm": rules.algorithm_in(log)}
-        about |= {"steps": len(log.steps), "metrics": list(log.metrics), "settings": len(log.settings)}
-        about |= {"crash": log.crash, "notes": [note.said() for note in log.notes]}
-        found: dict[str, Any] = {"verdict": self.verdict, "happened": story(log, ENGLISH), "log": about}
-        found["findings"] = [_tree_of(finding) for finding in self.findings]
-        found["possible"] = [
+        about = {
+            "format": log.format_in_words(),
+            "source": log.source,
+            "algorithm": rules.algorithm_in(log),
+            "steps": len(log.steps),
+            "metrics": list(log.metrics),
+            "settings": len(log.settings),
+            "crash": log.crash,
+            "notes": [note.said() for note in log.notes],
+        }
+        possible = [
             {"cause": each.cause.name, "step": each.step, "lacks": [missing.tree() for missing in each.lacks]}
             for each in self.possible
         ]
-        found["cannot_show"] = [
-            {**missing.tree(), "causes": [cause.name for cause in causes]} for missing, causes in self.blind
-        ]
-        found["lacking"] = [lacks.said() for lacks in self.lacking]
-        return encodable({**found, "earlier": [each.tree() for each in self.earlier]})
+        blind = [{**missing.tree(), "causes": [cause.name for cause in causes]} for missing, causes in self.blind]
+        return encodable(
+            {
+                "verdict": self.verdict,
+                "happened": story(log, ENGLISH),
+                "log": about,
+                "findings": [_tree_of(finding) for finding in self.findings],
+                "possible": possible,
+                "cannot_show": blind,
+                "lacking": [lacks.said() for lacks in self.lacking],
+                "earlier": [each.tree() for each in self.earlier],
+            }
+        )
 
     def compare(self, other: Diagnosis, names: tuple[str, str] = ("first", "second")) -> Comparison:
         """This run beside another one: settings that differ, levels of the curves, and the step at which they part."""
@@ -330,15 +343,22 @@ def _advised(remedy: rules.Remedy, source: str, word: Words) -> tuple[str, list[
 
 def _tree_of(finding: rules.DetectedCause) -> dict[str, Any]:
     cause, word = finding.cause, Words(ENGLISH)
-    about: dict[str, Any] = {"cause": cause.name, "title": cause.title, "level": cause.level}
-    about |= {"objective": finding.objective, "step": finding.step}
-    about["evidence"] = [
-        {**asdict(each), "says": word.symptom(each), "healthy": each.healthy} for each in finding.evidence
-    ]
-    about["suspects"] = [suspect.says for suspect in finding.suspects]
-    about |= {"suspect_names": [suspect.name for suspect in finding.suspects], "tell_apart": cause.tell_apart}
-    about["remedies"] = [asdict(remedy) for remedy in finding.remedies]
-    return {**about, "scenarios": cause.scenarios, "lab": cause.lab}
+    return {
+        "cause": cause.name,
+        "title": cause.title,
+        "level": cause.level,
+        "objective": finding.objective,
+        "step": finding.step,
+        "evidence": [
+            {**asdict(each), "says": word.symptom(each), "healthy": each.healthy} for each in finding.evidence
+        ],
+        "suspects": [suspect.says for suspect in finding.suspects],
+        "suspect_names": [suspect.name for suspect in finding.suspects],
+        "tell_apart": cause.tell_apart,
+        "remedies": [asdict(remedy) for remedy in finding.remedies],
+        "scenarios": cause.scenarios,
+        "lab": cause.lab,
+    }
 
 
 NOT_COMPARED = {"learning_rate", *OF_THE_MACHINE}

@@ -187,9 +187,13 @@ def _metrics_of(tree: dict[str, Any]) -> dict[str, Any]:
 
 OF_TENSORBOARD = ["wall time", "step", "value"]
 _BOUNDS = ("__MIN", "__MAX")
-_NAMES = {*METRICS, *(name for names in OTHER_NAMES.values() for name in names)} - {"num_tokens"}
+_NAMES = {*METRICS, *(name for names in OTHER_NAMES.values() for name in names)} - {
+    "num_tokens",
+    *OTHER_NAMES["ratio/mean"],
+}
 _TAGS = {name.replace("/", "_"): name for name in sorted(_NAMES)}
-"""Names as TensorBoard writes them in a file's name; its num_tokens may be a step's or those since the start."""
+"""Names as TensorBoard writes them in a file's name; its num_tokens may be a step's or those since the start, and
+any file may end with "ratio"."""
 _CURVE = re.compile(
     r"(?:(?P<run>.*?)(?:-tag)?[_\-. ])??(?P<prefix>train_|rollout_)?"
     rf"(?:(?P<tag>{'|'.join(map(re.escape, _TAGS))})|rewards_(?P<function>.+)_mean)$"
@@ -230,10 +234,13 @@ def _cells(line: str) -> list[str]:
 
 def read_csv(text: Text) -> list[Table]:
     """A table for each run of a CSV; none if its first line names no metric. Raises LogError for a damaged file."""
-    if " | " in text.first or len(text.first) > csv.field_size_limit():
+    if " | " in text.first:
         return []
     separator = max(",\t;", key=text.first.count)
-    names = [name.strip() for name in next(csv.reader([text.first], delimiter=separator), [])]
+    try:
+        names = [name.strip() for name in next(csv.reader([text.first], delimiter=separator), [])]
+    except csv.Error:  # a field is longer than csv reads, so this is no header
+        return []
     if {"Name", "State"} <= set(names):
         raise LogError(f"{text.name} is W&B's table of runs, with one row a run; export the panels of a run as CSV")
     if [name.lower() for name in names] == OF_TENSORBOARD:

@@ -420,11 +420,19 @@ def log_of(table: Table) -> Log:
     notes = [*table.notes, *([fact("repeated", count=f"{repeated:,}")] if repeated else [])]
     counted = steps if counters(columns) else columns.get("epoch", pd.Series(dtype=np.float64))
     counts = np.unique(counted.dropna().to_numpy())
-    hides, said = table.hides_nan or source in TRAINERS, (*notes, *_on_unread(left, chosen, source))
-    metrics = {name: _last_of_each_step(series) for name, series in metrics.items()}
-    functions = {name: _last_of_each_step(series) for name, series in functions.items()}
-    log = Log(metrics, table.format, hides, said, table.updates_a_row, source, table.settings, functions=functions)
-    return replace(log, name=table.name, unread=left, begins_late=_begins_late(counts))
+    return Log(
+        {name: _last_of_each_step(series) for name, series in metrics.items()},
+        format=table.format,
+        hides_nan=table.hides_nan or source in TRAINERS,
+        notes=(*notes, *_on_unread(left, chosen, source)),
+        updates_a_row=table.updates_a_row,
+        source=source,
+        settings=table.settings,
+        functions={name: _last_of_each_step(series) for name, series in functions.items()},
+        name=table.name,
+        unread=left,
+        begins_late=_begins_late(counts),
+    )
 
 
 def _begins_late(steps: NDArray[np.int64]) -> bool:

@@ -28,10 +28,13 @@ def tables(name: str) -> Mapping[str, Any]:
     return read_toml(data_directory() / "diagnosis" / f"{name}.toml")
 
 
+@functools.cache
 def patterns(module: str) -> dict[str, re.Pattern[str]]:
     """The patterns of a module by name, from data/diagnosis/patterns.toml."""
     written, parts = tables("patterns")[module], tables("patterns")["parts"]
-    whole = {name: re.sub("|".join(parts), lambda part: parts[part[0]], text) for name, text in written.items()}
+    whole = {
+        name: re.sub(rf"\b(?:{'|'.join(parts)})\b", lambda part: parts[part[0]], text) for name, text in written.items()
+    }
     return {name: re.compile(pattern) for name, pattern in whole.items()}
 
 

@@ -178,7 +178,8 @@ class CheckLine:
 def card(run: Fold, told: str) -> str:
     """A finished run in one line, with a sparkline of its reward, which opens to the summary."""
     screen, found = run.screen(), outcome(run.events)
-    kind = "run_held_out" if not math.isnan(found.gained) else "run_reward" if found.window > 1 else ""
+    held_out = not (found.by_training or math.isnan(found.gained))
+    kind = "run_held_out" if held_out else "run_reward" if found.window > 1 else ""
     numbers = {name: f"{getattr(found, name):.2f}" for name in ("start", "end", "before", "after")}
     rewards = [said(kind, window=found.window, **numbers)] if kind and not math.isnan(found.first) else []
     more = [*rewards, said("run_step" if screen.completed == 1 else "run_steps", count=screen.completed)]

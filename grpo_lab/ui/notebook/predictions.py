@@ -1,7 +1,6 @@
 """A learner's predictions: the first one is locked, and after the runs that it is about its verdict is shown."""
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +55,7 @@ class Predictions:
         said = "locked_names"
         if isinstance(exercise.check, Prediction):  # the one of lab 8 is compared with an exercise that follows
             self._open[exercise.name], said = (exercise.check, exercise.title, self._ended()), "locked"
-        words = re.sub(r"'(\d+)'(?=: )", r"\1", ", ".join(f"{name} = {value!r}" for name, value in first.items()))
+        words = ", ".join(f"{name} = {_shown(value)}" for name, value in first.items())
         return text(f"prediction.{said if first == made else 'stays'}", words=words)
 
     def verdicts(self) -> Iterator[Verdict]:
@@ -79,3 +78,10 @@ class Predictions:
     def _ended(self) -> set[Path]:
         folders = {file.parent for file in self._runs.rglob(EVENTS)}
         return {each for each in folders if any(isinstance(event, Ended) for event in whole_events(each)[-1:])}
+
+
+def _shown(value: Any) -> str:
+    """A prediction as the learner wrote it: JSON made texts of the numbers that are keys."""
+    if not isinstance(value, dict):
+        return repr(value)
+    return "{" + ", ".join(f"{key if key.isdecimal() else repr(key)}: {each!r}" for key, each in value.items()) + "}"

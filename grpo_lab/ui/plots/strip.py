@@ -36,18 +36,22 @@ _COLUMNS = 600
 _NOT_USED = -2
 
 
+BEFORE_A_RUN = 50
+"""Most steps of an empty axis."""
+
+
 def span(screens: Collection[Screen], room: int = 10) -> tuple[int, int]:
     """The first step to show and the one after the last.
 
     A run leaves room for its planned steps, at most `room`, doubled until the steps fit; before the first event, `room`
-    steps are shown, at most 50. Runs that are over, and made no more than a quarter of them, fill the axis.
+    steps are shown, at most BEFORE_A_RUN. Runs that are over, and made no more than a quarter of them, fill the axis.
     """
     steps = [step for screen in screens for step in (*screen.statuses, screen.step) if step >= 0]
     steps += [screen.crash_step for screen in screens if screen.crash_step is not None]
     first, end = min(steps, default=0), max(steps, default=0) + 1
     while room < end - first:
         room *= 2
-    planned = max((screen.num_steps for screen in screens), default=0) or (0 if steps else min(room, 50))
+    planned = max((screen.num_steps for screen in screens), default=0) or (0 if steps else min(room, BEFORE_A_RUN))
     whole = max(end, min(planned, first + room))
     short = steps and all(screen.over for screen in screens) and 4 * (end - first) <= whole - first
     return first, end if short else whole

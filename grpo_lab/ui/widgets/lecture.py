@@ -131,8 +131,9 @@ class Lecture:
         timeline = self.panel.timeline
         timeline.pause()
         timeline.move(timeline.position + steps)
-        if self.panel.figure.opened is not None:
-            self.panel.tokens(timeline.position - 1)
+        step = timeline.screen().step
+        if self.panel.tokens_open and not timeline.live and step >= 0:
+            self.panel.tokens(step)
 
     def reset(self) -> None:
         """Stop a live run, and show the healthy run."""

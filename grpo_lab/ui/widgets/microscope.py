@@ -33,14 +33,16 @@ STANDS_OUT = {"log_ratio": "log_ratio/max", "kl": "kl"}
 
 
 def without_victims(event: Stepped) -> Stepped:
-    """The step without completions of updates after the first break: in these every token is broken."""
+    """The step without the completions that the first break made NaN: those of later updates without any number."""
     last = min((note.update for note in event.links if note.broken), default=math.inf)
-    kept = tuple(note for note in event.completions if note.update <= last)
+    kept = tuple(note for note in event.completions if note.update <= last or any(map(math.isfinite, note.logprobs)))
     return event if len(kept) in (0, len(event.completions)) else dataclasses.replace(event, completions=kept)
 
 
 def stands_out(event: Stepped, note: CompletionNote, token: int) -> bool:
     """Whether the step's norm, or a number of the token, is outside of what is usual."""
+    if "nonfinite" in note.why:
+        return True
     numbers = {metric: abs(getattr(note, name)[token]) for name, metric in STANDS_OUT.items() if getattr(note, name)}
     numbers["grad_norm"] = event.metrics.get("grad_norm", 0.0)
     return not all(value <= METRICS[metric].high for metric, value in numbers.items())

@@ -20,10 +20,10 @@ from IPython.core.getipython import get_ipython
 from IPython.display import HTML, DisplayHandle, display
 
 from grpo_lab.analysis.anatomy import anatomy
-from grpo_lab.analysis.run_state import Screen, describe, fold
+from grpo_lab.analysis.run_state import CURVES, Screen, describe, fold
 from grpo_lab.config.catalog import preset as preset_config
 from grpo_lab.config.schema import LIVE_SECTIONS, Config, live_changes
-from grpo_lab.errors import ConfigError, GrpoLabError, RunError
+from grpo_lab.errors import ConfigError, GrpoLabError, RunError, unknown
 from grpo_lab.events import Event
 from grpo_lab.messages import spoken, text
 from grpo_lab.models import loading
@@ -531,16 +531,27 @@ class Panel:
         else:
             place = self.figure.place("curves", click["x"], click["y"])
         if place:
-            self.tokens(place[1], place[0])
+            self._call("tokens", place[1], place[0])
+
+    @property
+    def tokens_open(self) -> bool:
+        """Whether the tokens of a step are shown."""
+        return self._controls.microscope.event is not None
 
     def tokens(self, step: float, curve: str = "") -> None:
-        """Show the tokens of the step nearest to `step` below the figure, with the number that explains a curve."""
+        """Show the tokens of the step nearest to `step` below the figure, with the number that explains a curve.
+
+        Without a curve it is that of before. Raises RunError where there is no step, ConfigError for an unknown curve.
+        """
         microscope, timeline = self._controls.microscope, self.timeline
-        if event := timeline.history.step(step):
-            settings = (timeline.screen() if timeline.live else timeline.whole).settings
-            configs = [self.config, *(Config.from_dict(tree) for since, tree in settings if since <= event.step)]
-            microscope.open(event, configs[-1], curve or microscope.curve)
-            self.refresh()
+        if curve and curve not in CURVES:
+            raise unknown("curve", curve, CURVES)
+        if (event := timeline.history.step(step)) is None:
+            raise RunError(text("panel.nothing_to_keep"))
+        settings = (timeline.screen() if timeline.live else timeline.whole).settings
+        configs = [self.config, *(Config.from_dict(tree) for since, tree in settings if since <= event.step)]
+        microscope.open(event, configs[-1], curve or microscope.curve)
+        self.refresh()
 
     def _begin_anew(self, config: Config) -> None:
         self.stop()
