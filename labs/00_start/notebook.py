@@ -38,16 +38,17 @@ Lecture(only="verl-nan-logprob")
 # **A** is the run as it happened. For six steps the reward rises: more and more answers are the right sum. In the next
 # step one number is the logarithm of 0. One step later no weight of the model is a number any more, and the run crashes.
 #
-# Press **B**: the same model, seed and sums, but the cause is repaired, and the guards of the preset `stable` are on. It
-# runs to the end, and the reward goes on rising. The line above the curves names the repair (*heal*) and the reason. It
-# also names a guard (*stop*) that would have kept **A** alive without the repair.
+# Press **B**: the same model, seed and sums, but the cause is repaired, and the guards of the preset `stable` are on. A
+# *guard* checks or limits one number of each step. **B** runs to the end, and the reward goes on rising. The line above
+# the curves names the repair (*heal*) and the reason. It also names a guard (*stop*) that would have kept **A** alive
+# without the repair.
 #
 # **A** goes back. After a click into the picture the keys below it work too: ← and → move the run by a step, and the
 # tokens that your click opened follow.
 #
-# The coloured strip is the *chain*: the rows are the parts of a training step, and the columns are steps. Green is
-# healthy, yellow is a warning, red is broken, and a frame marks the first break. These are the questions of every lab:
-# **which number broke first, why, what stops it, and does the model then learn?**
+# The coloured strip is the *chain*: the rows are the parts of a training step, and the columns are steps (in a very
+# short run, updates). Green is healthy, yellow is a warning, red is broken, and a frame marks the first break. These
+# are the questions of every lab: **which number broke first, why, what stops it, and does the model then learn?**
 
 # %% [markdown]
 # ## 2. Read a run
@@ -70,6 +71,8 @@ panel
 # | KL | below 1 | distance of the model from the model it started as |
 # | reward | rises, with noise | share of answers that are the right sum |
 # | largest ratio | below 5 | how many times as likely a token is now as when it was sampled: the largest of all tokens |
+#
+# *Clipping* shortens a gradient that is longer than a limit to this limit, before the update.
 #
 # An exercise is a cell that begins with `%%exercise`. Replace the dots with your answer and run the cell. It marks each
 # part as right or wrong and explains every mistake. Three hints are below it; the last one nearly gives the answer. You
@@ -123,7 +126,8 @@ healthy = await live.run()
 # ## 4. A first explosion
 #
 # The second kind of exercise is a prediction. You make it *before* the run, and your first answer is kept. Run the next
-# cell, whose code is folded. Then choose, and press the button.
+# cell, whose code is folded. Then choose, and press the button. (TRAIN-001 is a field report: somebody's account of a
+# training that went wrong. Lab 2 takes it apart.)
 
 # %%
 # %%exercise guess
@@ -152,12 +156,12 @@ exploded = await explosion.run()
 #
 # </details>
 #
-# A *guard* checks or limits one number of each step. The tab *Guards* has a switch for it, with its cost. Press
-# **Reset**, switch `clamp_kl` on, and press **Start**. Is the norm lower? Is the reward better?
+# The tab *Guards* has a switch for the guard `clamp_kl`, and states its cost. Press **Reset**, switch the guard on, and
+# press **Start**. Is the norm lower? Is the reward better?
 
 # %% [markdown] tags=["instructor"]
-# **Ask.** "The guard made the largest norm more than ten times smaller. Who would ship the model?" The reward is 0 either way. This
-# is the theme of the course: a guard keeps a run alive, but it does not make a wrong loss teach.
+# **Ask.** "The guard made the largest norm more than ten times smaller. Who would ship the model?" The reward is 0
+# either way. This is the theme of the course: a guard keeps a run alive, but it does not make a wrong loss teach.
 
 # %% [markdown]
 # ## 5. A first function
@@ -183,9 +187,9 @@ print("steps with a norm above 10:", lab.answer("out_of_range").steps_out_of_ran
 # %% [markdown]
 # ## 6. One value
 #
-# The last kind asks for settings. Which learning rate suits this model? Run the next cell: it moves the panel of section 3
-# below itself, keeps the run on screen for comparison, and starts another at 1e-2. Then try other rates in the panel
-# below, by slider or number box.
+# Other exercises ask for settings. Which learning rate suits this model? Run the next cell: it moves the panel of
+# section 3 below itself, keeps the run on screen for comparison, and starts another at 1e-2. Then try other rates in
+# the panel below, by slider or number box.
 
 # %%
 live.keep("3e-4")

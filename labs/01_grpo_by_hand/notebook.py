@@ -1,10 +1,14 @@
 # %% [markdown]
 # # Lab 1. GRPO by hand
 #
-# GRPO fits on a page. Score a group of completions, compare each with the mean of its group, and make the better ones
-# likelier, but only by a limited amount at a time. Here you first do it on paper with one group and one token. Then you
-# write each line in code, check a gradient without calculus, and train a model with a trainer of your own, in about
-# fifty lines.
+# GRPO, Group Relative Policy Optimization, fits on a page. Score a group of completions, compare each with the mean of
+# its group, and make the better ones likelier, but only by a limited amount at a time. Here you first do it on paper
+# with one group and one token. Then you write each line in code, check a gradient without calculus, and train a model
+# with a trainer of your own, in about fifty lines.
+#
+# Three words first. A *completion* is the text that the model writes after a prompt. The *policy* is the model that is
+# trained, taken as a distribution over the next token. The *reference* is a frozen copy of it, from before the
+# training.
 #
 # The panel below opens on a recorded healthy run. Everything here runs on a model of 0.8 million parameters that learns
 # to add two numbers, in seconds, on the CPU.
@@ -45,7 +49,7 @@ panel
 #
 # Take one prompt and four completions with rewards **1 0 0 0**. The advantage of a completion is
 # $A = (r - \text{mean}) / \text{std}$ over its group. The standard deviation is the unbiased one:
-# the sum of squared deviations is divided by $G - 1$.
+# the sum of squared deviations is divided by $G - 1$, where $G$ is the number of completions in the group, here 4.
 #
 # Now take one token. The policy that sampled it gave it a log-probability of **-1.5** (`old_logprobs`). After some
 # updates the policy gives it **-1.0** (`logprobs`). The ratio is $e^{\text{logprobs} - \text{old\_logprobs}}$, and the
@@ -79,8 +83,9 @@ loss_wrong = 0.824
 #
 # ## 2. Many groups at once
 #
-# Your function gets rewards of shape (P, G) and returns advantages of the same shape. Two kinds of group have nothing to
-# compare: one whose rewards are all equal, and one of a single completion. Their advantages are exact zeros.
+# Your function gets rewards of shape (P, G), of P prompts with G completions each, and returns advantages of the same
+# shape. Two kinds of group have nothing to compare: one whose rewards are all equal, and one of a single completion.
+# Their advantages are exact zeros.
 #
 # The trainer also passes `scorable`: it marks the completions that have a reward. Here all of them have one, so you may
 # ignore it. The cell holds a second function, `flipped`: your function with the wrong sign. Leave it in; a later cell
@@ -152,14 +157,15 @@ pd.DataFrame({name: run.records[columns].tail(5).mean() for name, run in runs.it
 # run was *smaller*, 0.2 against 2.6: when every answer is wrong, all rewards of a group are equal and give no gradient.
 # The loss was about 0.01 and 0.02. It never shows whether a run learns: at the first update every ratio is 1 and the
 # advantages of a group sum to 0. So the answer is **c**. A wrong sign produces no number out of range, so no guard sees
-# it: `first_break()` is `None` for both runs.
+# it. `first_break()` of a run returns the first link of the chain that was not finite: here it is `None` for both runs.
 #
 # </details>
 #
 # ## 4. The loss of every token
 #
-# This is the core of the algorithm. `logprobs` and `old_logprobs` have the shape (B, T). `advantages` has the shape
-# (B,): one per completion, shared by its tokens. There are two bounds: `epsilon` below and `epsilon_high` above.
+# This is the core of the algorithm. `logprobs` and `old_logprobs` have the shape (B, T): B completions, in rows of T
+# tokens. `advantages` has the shape (B,): one per completion, shared by its tokens. There are two bounds: `epsilon`
+# below and `epsilon_high` above.
 
 # %%
 # %%exercise policy_loss
@@ -337,7 +343,8 @@ await panel.run()
 # | `completions`, `completion_mask` | (B, T) | padded on the right |
 # | `old_logprobs`, `ref_logprobs` | (B, T) | of the policy that sampled, and of the reference |
 #
-# A language model returns logits of shape (B, S + T, V). The logits at a position belong to the token **after** it. Which
+# S is the number of tokens to which the prompts are padded, and V is the number of tokens in the vocabulary. A language
+# model returns logits of shape (B, S + T, V). The logits at a position belong to the token **after** it. Which
 # positions do the T tokens of a completion need?
 
 # %%
@@ -361,8 +368,8 @@ def logprobs(policy, batch):
 # %% [markdown]
 # Now the step. Call your functions by name: `advantages(rewards)`, `logprobs(policy, batch)`, `policy_loss(...)` and
 # `aggregate(...)` with `"token"`. Each update needs new log-probabilities, the loss of section 6 with its KL part, and
-# three calls of PyTorch: `optimizer.zero_grad()`, `loss.backward()`, `optimizer.step()`. In this cell alone the four
-# names stand for right functions, so that each exercise is judged by itself.
+# three calls of PyTorch: `optimizer.zero_grad()`, `loss.backward()`, `optimizer.step()`. In the check of this cell the
+# four names call our solutions, so that each exercise is judged by itself; the run below uses yours.
 
 # %%
 # %%exercise step
