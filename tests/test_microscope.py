@@ -97,7 +97,9 @@ def test_what_is_usual_is_no_culprit_and_victims_are_left_out():
     assert "Culprit" in microscope._tokens.value, "the norm of the step is not usual"
 
     # The gradients broke in update 1, so of update 2 every number is NaN.
-    dead = replace(UNLIKELY, why=("nonfinite",), update=2, number=0, log_ratio=(math.nan,) * 2, ratio=(math.nan,) * 2)
+    dead = replace(
+        UNLIKELY, why=("nonfinite",), update=2, number=0, log_ratio=(math.nan,) * 2, logprobs=(math.nan,) * 2
+    )
     broken = LinkNote("gradients", 1, math.inf, 5.0, 10)
     event = replace(stepped(0, dead, UNLIKELY, grad_norm=math.nan), links=(broken,))
     microscope.open(event, Config(), "grad_norm")
