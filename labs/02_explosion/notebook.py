@@ -9,9 +9,9 @@
 # %% [markdown]
 # # Lab 2. The explosion
 #
-# The field report TRAIN-001 describes a first round of GRPO on GPT-2 that seems to end well, with a gradient norm of
-# **113,818,385**. The report's remedy is a list of eight changes. In this lab you start a healthy run, watch its norm
-# explode, and find the one token that caused it. Then you change one line, and the same run learns.
+# The field report TRAIN-001 describes a first round (its word for a step) of GRPO on GPT-2 that seems to end well, with
+# a gradient norm of **113,818,385**. The report's remedy is a list of eight changes. In this lab you start a healthy
+# run, watch its norm explode, and find the one token that caused it. Then you change one line, and the same run learns.
 #
 # You need from lab 1: advantage, ratio, clip, and the KL estimate k3 of a token, $e^d - 1 - d$ with $d$ = reference
 # log-probability − policy log-probability.
@@ -43,7 +43,7 @@ lab = gl.Lab("02_explosion")
 lab.panel(recording="kl-explosion-smollm2")
 
 # %% [markdown]
-# One token had become $e^{33.5}$ times less likely than under the reference. The norm was 9 · 10¹³ in the first round.
+# One token had become $e^{33.5}$ times less likely than under the reference. The norm was 9 · 10¹³ in the first step.
 # How did the sampled text change after it?
 
 # %% [markdown]
@@ -90,12 +90,12 @@ run.records.loc[run.records["step"] % 3 == 0, ["step", *columns]]
 # %% [markdown]
 # <details><summary>Our measurement: open it after your run</summary>
 #
-# The run begins well. Norms are between 1 and 5, and the reward rises from 0.29 to 0.50 in step 8. But the norm is 37 in
-# step 4, 59 in step 11, and 2,500 in step 15, where the largest ratio is 15,000. From then on the reward falls: its mean
-# is 0.40 over the first ten steps and 0.24 over the last ten. The 200 held-out sums begin at 0.285 and end at 0.21 with
-# one thread, at 0.27 with two: rounding alone changes the last ten steps. Any end from 0.2 to 0.32 is usual, and says
-# that the run learned nothing. The log shows the norm *before* clipping, as in every framework, so clipping hides
-# nothing here. No weight is broken.
+# The run begins well. Most early steps have a norm between 1 and 5, and the reward rises from 0.29 to 0.50 in step 8.
+# But three steps stand out: the norm is 37 in step 4, 59 in step 11, and 2,500 in step 15, where the largest ratio is
+# 15,000. From then on the reward falls: its mean is 0.40 over the first ten steps and 0.24 over the last ten. The
+# reward on the 200 held-out sums begins at 0.285 and ends at 0.21 with one thread, at 0.27 with two: rounding alone
+# changes the last ten steps. Any end from 0.2 to 0.32 is usual, and says that the run learned nothing. The log shows
+# the norm *before* clipping, as in every framework, so clipping hides nothing here. No weight is broken.
 #
 # </details>
 
@@ -128,7 +128,8 @@ for note in step.links:
 
 # %% [markdown]
 # On our machine it is step 15, and its first update, number 0, is the worst. One token is 9.6 nats from the reference,
-# and the norm is 2,500. Three updates later no token is further away than 2.7 nats, and the norm is 2.
+# and the norm is 2,500. (A nat is the unit of a natural logarithm: 9.6 nats are a factor of $e^{9.6}$, about 15,000.)
+# Three updates later no token is further away than 2.7 nats, and the norm is 2.
 #
 # The prompt is `68+66=`, and completion 91 is `13414434`. Its first three digits are the right sum, and there it should
 # have ended. Its 4th token is another digit, `1`: that is the culprit. (The list says `[91, 3]`, because it counts
@@ -150,9 +151,10 @@ for note in step.links:
 # %% [markdown]
 # ## 5. The side that min leaves open
 #
-# The clipped surrogate of one token is $-\min(rA,\ \mathrm{clip}(r, 1-\epsilon, 1+\epsilon)\,A)$ with
-# $r = e^{\text{log-ratio}}$. Work out its derivative with respect to the log-ratio on paper. Which
-# branch does min pick in each of the four cases (A above or below 0, r above or below the range)?
+# The *clipped surrogate* is the loss of a token of lab 1 without its KL part:
+# $-\min(rA,\ \mathrm{clip}(r, 1-\epsilon, 1+\epsilon)\,A)$ with $r = e^{\text{log-ratio}}$. Work out its derivative
+# with respect to the log-ratio on paper.
+# Which branch does min pick in each of the four cases (A above or below 0, r above or below the range)?
 
 # %%
 # %%exercise gradient
@@ -178,9 +180,9 @@ for nats in (0.0, 0.5, 5.0, 10.0, 15.0):
 # with three properties is enough for an explosion: it is very unlikely under the denominator, the policy now likes it,
 # and its completion has a negative advantage.
 #
-# When can the clip act in a run? The right ratio is measured from the policy that sampled. At the first update of a batch
-# it is 1 for every token, so the clip can act from the second update on. The number of updates a batch is
-# µ = `loss.num_iterations`, 1 by default and 4 here.
+# As in lab 1, the clip can act from the second update of a batch on: the right ratio is measured from the policy that
+# sampled, so at the first update it is 1 for every token. The number of updates a batch is µ = `loss.num_iterations`, 1
+# by default and 4 here.
 
 # %%
 # %%exercise reported
@@ -191,7 +193,7 @@ nats = 18.55
 
 # %% [markdown]
 # So one token is enough; the explosion needs no accumulation of small errors. And 18.55 nats are not far if you measure
-# from the *reference*: training moves the policy away from it in every round.
+# from the *reference*: training moves the policy away from it in every step.
 
 # %% [markdown] tags=["instructor"]
 # **Say.** "Eighteen nats: the reference gives the token one chance in a hundred million. After training, the policy
@@ -203,9 +205,9 @@ nats = 18.55
 # ## 6. Which token, through which exp?
 #
 # The other term is $\beta\,(e^d - 1 - d)$ with $d = -\text{log-ratio}$ (here both are measured from the reference). The
-# ratio explodes for a token that the policy has made far *likelier* than the reference, the KL estimate for one that it
-# has made far *less* likely. Write a function that names the culprit. The part for the ratio is given; add the part for
-# the KL estimate.
+# ratio explodes for a token that the policy has made far *likelier* than it is under the reference, the KL estimate for
+# one that it has made far *less* likely. Write a function that names the culprit. The part for the ratio is given; add
+# the part for the KL estimate.
 
 # %%
 # %%exercise culprit
@@ -273,8 +275,8 @@ pd.DataFrame({name: each.records[["grad_norm", "kl", "ratio/max"]].max() for nam
 #
 # The same rate, the same seed, and the first step begins with the same batch. Now the norm is below 8 in every step but
 # one, which has 18, and no ratio is above 13. The reward of the last ten steps is 0.66 (as reported: 0.24). On the
-# held-out sums it goes from 0.285 to 0.63 (as reported: 0.2 to 0.32). The KL is *larger* than before, up to 0.56: a model
-# that learns moves away from the reference.
+# held-out sums it goes from 0.285 to 0.63 (as reported it ends between 0.2 and 0.32). The KL is *larger* than before,
+# up to 0.56: a model that learns moves away from the reference.
 #
 # </details>
 
@@ -396,7 +398,7 @@ answer = (
 # %% [markdown]
 # ## 10. Try other settings
 #
-# Move a slider of the panel above or use the cell below, then run again. Four things to try:
+# Move a slider of the panel of section 3 or use the cell below, then run again. Four things to try:
 #
 # 1. `guards.dual_clip=on` with the loss of the report. This guard closes the open side of min. Does the norm stay low?
 #    Does the model learn?

@@ -15,13 +15,15 @@
 # Assertion `input[0] != 0` failed.
 # ```
 #
-# The field report CUDA-001: the first round of training is fine; in the second round `torch.multinomial` fails and the
-# whole process dies. The report concludes that the first probability must not be 0. In this lab you cause the crash,
-# walk back from it link by link to a loss that was still finite, break the chain in two places, and heal the run.
+# The field report CUDA-001: the first round (its word for a step) of training is fine; in the second
+# `torch.multinomial` fails and the whole process dies. The report concludes that the first probability must not be 0.
+# In this lab you cause the crash, walk back from it link by link to the first number that broke, break the chain in two
+# places, and heal the run.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 60 minutes.** Recording, prediction and crash 7 · trace and `order` 8 · `accepts` and `face` 11 · `finite_first`
-# with its A/B 7 · fp16 AdamW and `epsilon` 6 · the healed run 4 · the walk 12 · 0 · inf and questions 2 (drop 0 · inf if you are late).
+# **Plan, 60 minutes.** Recording, prediction and crash 7 · trace and `order` 9 · `accepts` and `face` 11 ·
+# `finite_first` with its A/B 7 · fp16 AdamW and `epsilon` 6 · the healed run 5 · the walk 12 · 0 · inf and questions 3
+# (drop 0 · inf if you are late).
 #
 # **Misconceptions to wait for.** *input[0] is the first probability.* *The line in the traceback is the culprit* (CUDA
 # reports an error later and at another line). *A NaN gradient needs a NaN loss.* *A healthy norm means a healthy step.*
@@ -51,7 +53,8 @@ lab.panel(recording="cuda-001-smollm2-135m-original")
 #
 # You will run lab 2's loss again, at the same rate and with batches of the same size (another seed). The weights are
 # now fp16, whose largest number is 65,504, and AdamW's eps is 2e-6, because fp16 rounds the usual 1e-8 to 0.
-# Log-probabilities and loss are fp32, as in most trainers.
+# Log-probabilities and loss are fp32, as in most trainers. The frame of the recorded run is at the gradients, and here
+# they break first, too.
 
 # %%
 # %%exercise forecast
@@ -120,6 +123,9 @@ for note in step.links:
 # token is 42 nats away from the reference. The loss takes exp of this distance, so it is huge: 10¹⁵ on our machine. But
 # it is **finite**, and a log that prints the loss shows a number. The gradient of this loss passes 65,504 on its way back
 # through an fp16 network. (Why can one update with a healthy norm move a token by 42 nats? Section 8 answers this.)
+#
+# The run crashes one step after its first break, and so did the recorded run of section 1: after the update the
+# weights are NaN, and the next sampling refuses them.
 #
 # </details>
 #
@@ -363,9 +369,9 @@ print("loss", loss.item(), "  gradient", log_ratio.grad.item())
 # %% [markdown]
 # ## 10. Heal it
 #
-# The crash had two causes: an optimizer that fp16 cannot hold, and a loss that compares with the reference. Each
-# scenario names the smallest change after which its model learns. `suggest` finds it from the config and the record of
-# a run; `grpo-lab suggest RUN` does the same in a terminal and writes the healed config to a file.
+# The crash had two causes: an AdamW whose squared gradients underflow in fp16, and a loss that compares with the
+# reference. Each scenario names the smallest change after which its model learns. `suggest` finds it from the config
+# and the record of a run; `grpo-lab suggest RUN` does the same in a terminal and writes the healed config to a file.
 
 # %%
 from grpo_lab.analysis.healing import in_words, suggest
@@ -473,7 +479,8 @@ where = {"drawn": line(sample, ".multinomial("), "old": line(train, "return batc
 #
 # 1. `guards.safe_sampling=on`: the report's safe generation (temperature, top-p, top-k).
 # 2. `guards.clamp_log_ratio=on`: the report's clamp before exp.
-# 3. `model.precision=bf16_pure`: half the digits of fp16, and 3 · 10³⁸ as its largest number. The loss stays as reported.
+# 3. `model.precision=bf16_pure`: 8 significant bits instead of the 11 of fp16, and 3 · 10³⁸ as its largest number. The
+#    loss stays as reported.
 
 # %% tags=["slow"]
 panel.reset()

@@ -14,11 +14,13 @@
 # small set that is enough. Ask three questions about each guard: what does it *stop*, what does it *cost*, what does it
 # *hide*?
 #
-# You need from labs 2 and 3: the explosion through the KL, and the chain from a finite loss to NaN weights.
+# You need from labs 2 and 3: the two terms of the loss that take exp of a distance, the ratio and the KL, and the chain
+# from a finite loss to NaN weights.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 60 minutes.** Recording and prediction 5 · seven together 7 · one alone 9 · a run saved 6 · your own guard with its
-# runs 10 · skipping 4 · hidden failures 4 · the smallest set 13 (it may run into the break) · the guard at home 4 · questions.
+# **Plan, 60 minutes.** Recording and prediction 5 · seven together 6 · one alone 9 · a run saved 5 · your own guard
+# with its runs 10 · skipping 4 · hidden failures 4 · the smallest set 12 (it may run into the break) · the guard at
+# home 3 · questions 2.
 #
 # **Say.** "After an explosion people add guards. They rarely remove one. Today we ask of each guard: what happens
 # without it?"
@@ -38,20 +40,22 @@ lab = gl.Lab("04_guards")
 # ## 1. A recorded run
 #
 # This is a recorded run of SmolLM2-135M with the loss of CUDA-001, fp16 weights and the four guards of `stable`. With
-# clipping alone it died in the second round. Look step by step at the guards that acted, and then at the reward.
+# clipping alone it died in the second step. Look step by step at the guards that acted, and then at the reward.
 
 # %%
 lab.panel(recording="cuda-001-smollm2-135m-stable")
 
 # %% [markdown]
-# The run finished ten rounds with finite weights. The reward on held-out reviews went from 0.14 to 0.19, which is
+# The run finished ten steps with finite weights. The reward on held-out reviews went from 0.14 to 0.19, which is
 # noise for 32 reviews. So the panel says *too short to say*: the reward changed by less than chance can explain, and the
 # run is too short to rule out that the model learns. Remember this result: the guards did all that guards can do.
 #
 # ## 2. Predict
 #
-# The reports end with a "stable" configuration: seven guards, half the learning rate, smaller batches. Here it faces
-# the failure it was made for: the cause of CUDA-001 in fp16, on the tiny model. These are its central lines, as
+# The reports end with a configuration that they call "stable": seven guards, half the learning rate, smaller batches.
+# In this course it is the preset `reported_fix`; the preset `stable` of section 1 is another one. Here it faces the
+# failure it was made for: the cause of CUDA-001 in fp16, on the tiny model. Rate and batches are those of lab 3, 3e-4
+# and 16 × 8 completions. You met this run in lab 3, section 7. These are the central lines of the configuration, as
 # published:
 #
 # ```python
@@ -78,6 +82,9 @@ answer = "c"
 #
 # Each of the seven has a switch in the tab *Guards* of this panel. The tab also names its cost and the symptoms that it
 # hides. Below the panel, the cell prints what each guard did in the last whole step, and a table of the steps.
+#
+# In this run `skip_spikes` has `nan_passes=true`, so it compares as the report did. By default it tests `norm <= 10`
+# and refuses NaN.
 
 # %%
 from grpo_lab.events import Stepped
@@ -106,10 +113,11 @@ run.records[["step", "verdict", "updates", "grad_norm", "kl", "reward", "weights
 # %% [markdown]
 # <details><summary>On our machine</summary>
 #
-# No step was skipped. The second norm of step 0 was NaN, `nan > 10` was False, and the update was made.
-# After it all 834,560 weights were NaN, and the sampling of step 1 crashed. `check_weights`, as reported, *detected*
-# the broken weights: it printed a line, and training went on. The log-ratio was clamped, but the KL estimate exploded,
-# and none of the seven guards bounds it.
+# No step was skipped. The second norm of step 0 was NaN, `nan > 10` was False, and the update was made. After it all
+# 834,560 weights were NaN, and the sampling of step 1 crashed. `check_weights` *detected* the broken weights: it
+# printed a line, and training went on. By default this guard goes back to the last healthy weights; here it has
+# `then=warn`, as in the report. The log-ratio was clamped, but the KL estimate exploded, and none of the seven guards
+# bounds it.
 # </details>
 #
 # ## 4. One at a time
@@ -232,11 +240,12 @@ held_out = 0.625
 #
 # ## 6. Your own guard
 #
-# A threshold of 10 does not fit every run. In this scenario the code forgets to divide by fp16's loss scale. The norm
-# is a hundred thousand from the first step on. The training is no worse for it, because AdamW ignores the scale of the
-# gradient: without a guard the reward on 200 held-out sums goes from 0.285 to 0.325 in sixteen steps, and with a right
-# scale just as far. The panel calls a rise this small *too short to say*. Now the run with the guard `skip_spikes`, whose
-# threshold is 10:
+# A threshold of 10 does not fit every run. fp16 rounds very small gradients to 0, so training multiplies the loss by a
+# large number, the *loss scale*, before backward. Afterwards it must divide the gradients by the same number. In this
+# scenario the code forgets to divide. The norm is a hundred thousand from the first step on. The training is no worse
+# for it, because AdamW ignores the scale of the gradient: without a guard the reward on 200 held-out sums goes from
+# 0.285 to 0.325 in sixteen steps, and with a right scale just as far. The panel calls a rise this small *too short to
+# say*. Now the run with the guard `skip_spikes`, whose threshold is 10:
 
 # %%
 sixteen = ("run.num_steps=16", "run.num_eval=200")
@@ -246,8 +255,9 @@ print("updates made:", blocked.records["updates"].sum(), "of", len(blocked.recor
 
 # %% [markdown]
 # The guard refused every step, although every number was finite: the held-out reward stayed at 0.285. So write a guard
-# without a threshold. It refuses a norm that is not finite, and a norm more than 8 times the largest norm that it has accepted so far. A guard is a class
-# with a name and a stage; it stores values between steps in the dictionary `self.memory`.
+# without a threshold. It refuses a norm that is not finite, and a norm more than 8 times the largest norm that it has
+# accepted so far. The first finite norm is accepted. A guard is a class with a name and a stage; it stores values
+# between steps in the dictionary `self.memory`.
 
 # %%
 # %%exercise guard
@@ -279,9 +289,9 @@ corrupt = lab.run(gl.scenario("bad-batch").config().with_guards(mine), "bad_batc
 corrupt.records[["step", "verdict", "grad_norm", "kl", "reward"]]
 
 # %% [markdown]
-# In the first run your guard let every step through: the held-out reward went from 0.285 to 0.325, as without a guard. In
-# the second run it refused one step, the one with a norm above a thousand. The reward of that step looks
-# normal: it was computed before the sample was damaged.
+# In the first run your guard let every step through: the held-out reward went from 0.285 to 0.325, as without a guard.
+# In the second run it refused one step, the one with a norm above a thousand. (The norm of 906 in lab 0 is the same
+# failure in another run.) The reward of that step looks normal: it was computed before the sample was damaged.
 #
 # What does your guard hide? A slowly growing norm raises the limit step by step, and a run that begins with its largest
 # norm is never stopped. `skip_outliers` compares with the median of the last fifty norms instead. Read its docstring to
@@ -289,7 +299,8 @@ corrupt.records[["step", "verdict", "grad_norm", "kl", "reward"]]
 #
 # ## 7. The effect of a skipped update
 #
-# The reported guard sets the gradient to zero. Does the update then do nothing? Write the code that follows the guard's
+# The published branch sets the gradient to zero and calls no `step`. Shortened versions of it call `step` all the same.
+# Does an update with a gradient of zero do nothing? Write the code that follows the guard's
 # decision; the check looks at the weights. The optimizer is AdamW, and it has already made one step.
 
 # %%
@@ -312,8 +323,8 @@ def update_or_skip(optimizer, norm, limit):
 # before `step` leaves no trace in weights or moments."
 
 # %% [markdown]
-# (In the report's own lines no weight moves, because `step` is in the other branch. Shortened versions zero the
-# gradient and call `step` all the same. Then AdamW's first moment moves every weight.)
+# (In the published lines no weight moves, because `step` is in the other branch. In the shortened versions AdamW's
+# first moment moves every weight, although the gradient is zero.)
 #
 # ## 8. A guard can hide a failure
 #
@@ -359,8 +370,15 @@ for name, guard in gl.GUARDS.items():
 #
 # ## 10. The smallest set
 #
-# Now choose a set. The check runs your guards with fresh seeds on three failures (a corrupt sample, three times;
-# AdamW's eps in fp16; a filtered token) and on a healthy run. All of these must hold:
+# Now choose a set. The check runs your guards with fresh seeds on a healthy run and on three failures:
+#
+# - `bad-batch`, the corrupt sample of section 6, in three runs with three seeds,
+# - `fp16-adam-epsilon`, AdamW's eps in fp16, in one run,
+# - `verl-nan-logprob`, a *filtered token*, in one run: the trainer keeps the likeliest tokens only, and a sampled
+#   token is not among them. Its log-probability is -inf before and after, and their difference is NaN.
+#
+# All of these must hold. (A *symptom* is a step whose metrics are beyond the limits that the scenario names: with the
+# corrupt sample, a KL above 1 together with a norm above 20.)
 #
 # - at most three guards,
 # - no crash, no broken weight, no symptom in an accepted step, and at least half of the steps accepted,
@@ -391,9 +409,16 @@ guards = ("skip_spikes", "representable_epsilon")
 
 # %% [markdown]
 # Two guards are enough here. A threshold written as `norm <= 10` refuses both spikes and NaN. The second guard fixes a
-# failure that happens after the gradient. The preset `stable` has four guards, because it covers more failures: it adds
-# a warm-up for rates that need one, and `clamp_kl`, because a refused batch teaches nothing. It stops nine of the 24
-# failures in the matrix on every seed. No guard there can stop ten others: their numbers are finite and wrong.
+# failure that happens after the gradient. The preset `stable` has four guards, because it covers more failures:
+#
+# - `representable_epsilon`, as here,
+# - `skip_nonfinite` in place of `skip_spikes`: under a threshold, a run whose norms are all large learns nothing, as in
+#   section 6,
+# - `clamp_kl`, because a refused batch teaches nothing,
+# - `warm_up`, for rates that need one.
+#
+# It stops nine of the 24 failures in the matrix on every seed. No guard there can stop ten others: their numbers are
+# finite and wrong.
 #
 # ## 11. Try other settings
 #
@@ -451,13 +476,14 @@ at_home.records[["step", "verdict", "grad_norm"]]
 # `GRPOConfig(delta=…)` is dual clip: it clamps after `exp`, so section 4 applies to it."
 
 # %% [markdown]
-# In TRL it takes two lines. A callback holds the ten guards of gradients and weights in any trainer of transformers:
+# In TRL it takes one line. A callback holds the ten guards of gradients and weights in any trainer of transformers:
 #
 # ```python
 # trainer = GRPOTrainer(..., callbacks=[gl.GuardCallback("warm_up", "skip_nonfinite", events="runs/mine")])
 # ```
 #
-# A subclass of GRPOTrainer holds six more, of rewards, advantages, batch and loss, as `clamp_log_ratio` and `clamp_kl`:
+# A subclass of GRPOTrainer holds six more, of rewards, advantages, batch and loss, such as `clamp_log_ratio` and
+# `clamp_kl`:
 #
 # ```python
 # trainer = gl.guarded(GRPOTrainer)(..., guards="stable", events="runs/mine")
