@@ -55,7 +55,7 @@ def cell(**changes):
     of_run = {name: changes.pop(name) for name in {*changes} & {"scenario", "column", "nonfinite", "seconds"}}
     found = dataclasses.replace(WENT, **changes)
     learned = change(MeanReward(found.before, 250), MeanReward(found.after, 250))
-    return dataclasses.replace(CELL, outcome=dataclasses.replace(found, learned=learned), **of_run)
+    return dataclasses.replace(CELL, outcome=dataclasses.replace(found, learned=learned, by_training=False), **of_run)
 
 
 def test_a_crashed_run_is_measured():
