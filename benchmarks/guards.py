@@ -72,20 +72,15 @@ def blindfolded(config: Config) -> Run:
     return run
 
 
-class NoTokens(TokenNotes):
-    """Notes of no token."""
-
-    def tensor(self, link: str, value: Tensor) -> None: ...
-
-    def begin(self, *args: Any, **keywords: Any) -> None: ...
+def _nothing(*_: object) -> None: ...
 
 
 class Bare(Run):
     """A run whose recorder has neither notes of tokens nor histograms."""
 
     def advance(self, steps: int) -> Block:
-        nothing = mock.patch.object(recorder, "sample_of", lambda tensors: None)
-        with mock.patch.object(recorder, "TokenNotes", NoTokens), nothing:
+        no_sample = mock.patch.object(recorder, "sample_of", _nothing)
+        with mock.patch.multiple(TokenNotes, tensor=_nothing, begin=_nothing), no_sample:
             return super().advance(steps)
 
 

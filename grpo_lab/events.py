@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from sys import intern
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.errors import RunError, Sentence
@@ -254,7 +254,10 @@ def encodable(value: Any) -> Any:
     return str(value) if as_text else value
 
 
-def _read(cls: type, tree: dict[str, Any]) -> Any:
+Part = TypeVar("Part")
+
+
+def _read(cls: type[Part], tree: dict[str, Any]) -> Part:
     """An event, or a part of one, of a parsed JSON object; a sentence of its `said` replaces its English text."""
     said = {key: Sentence.of(parts) for key, parts in tree.pop("said", {}).items()}
     readers = _readers(cls)

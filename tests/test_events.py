@@ -1,5 +1,6 @@
 """Every event survives being written as one line of valid JSON, NaN and infinity included."""
 
+import dataclasses
 import json
 import math
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_lab import events
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import RunError, Sentence
 from grpo_lab.events import (
@@ -14,6 +16,7 @@ from grpo_lab.events import (
     Action,
     Changed,
     Checkpointed,
+    CompletionNote,
     Crash,
     Ended,
     Evaluated,
@@ -158,3 +161,11 @@ def test_whatever_is_encodable_is_valid_json(value):
 def test_a_note_is_broken_when_anything_in_it_is_not_finite():
     assert not LinkNote("loss", 0, math.inf, 0.0, 1).broken  # a norm may overflow where every element is finite
     assert LinkNote("loss", 0, 1.0, 1.0, 1).broken
+
+
+def test_every_field_is_read_by_its_annotation_or_is_as_json_gives_it():
+    """A field of a type that JSON does not keep, and that nothing reads, would come back as a list or a text."""
+    kept = {"int", "str", "bool", "dict[str, Any]"}
+    fields = [each for cls in (*EVENTS.values(), LinkNote, CompletionNote, Crash) for each in dataclasses.fields(cls)]
+    names = {getattr(each.type, "__name__", each.type) for each in fields}
+    assert names <= kept | set(events._OF_TYPE), names - kept - set(events._OF_TYPE)

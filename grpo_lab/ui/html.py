@@ -91,16 +91,10 @@ def answers(screen: Screen, kept: Mapping[str, Screen]) -> str:
     for name, run in shown_runs.items():
         asked = prompt if prompt in run.answers else next(reversed(run.answers), "")
         rows += [(name, asked, run.answers[asked][-1])] if asked else []
-    lines = [
-        (
-            text("panel.at_step", step=step),
-            name,
-            _short(asked, 60),
-            visible_bytes(said).replace("\n", "↵"),
-            shown(reward),
-        )
-        for name, asked, (step, said, reward) in dict.fromkeys(rows)
-    ]
+    lines = []
+    for name, asked, (step, said, reward) in dict.fromkeys(rows):
+        whole = visible_bytes(said).replace("\n", "↵")
+        lines.append((text("panel.at_step", step=step), name, _short(asked, 60), whole, shown(reward)))
     return fill("answers", lines)
 
 

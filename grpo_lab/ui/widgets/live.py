@@ -235,8 +235,8 @@ def thumbnail(screen: Screen) -> tuple[bytes, bytes]:
             scale = scale_of(name, curves.numbers(name, rows, None, [screen]))
             curves.set_scale(axes, scale)
             for gid, (x, y) in curves.points(name, rows, scale, screen, more=False).items():
-                look = {"marker": "x", "ms": 8, "mew": 2} if gid.startswith("cross") else {"marker": ".", "ms": 4}
-                axes.plot(x, y, color=style.BLUE, lw=1.2, clip_on=False, zorder=4, **look)
+                shape, size = ("x", 8) if gid.startswith("cross") else (".-", 4)
+                axes.plot(x, y, shape, color=style.BLUE, ms=size, mew=size / 4, lw=1.2, clip_on=False, zorder=4)
             if screen.crash_step is not None:
                 axes.axvline(screen.crash_step, color=style.VERMILLION, lw=1.5, ls=":")
             axes.set_title(say(METRICS[name].label), fontsize=8, loc="left", pad=3, fontfamily=_fonts())

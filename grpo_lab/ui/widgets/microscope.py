@@ -26,10 +26,8 @@ NUMBERS |= {name: LINKS[name].label for name in ("logprobs", "old_logprobs", "re
 """The numbers of a token, with their labels."""
 MIGHT_HELP = ("clamp_log_ratio", "dual_clip", "clamp_kl")
 """The guards whose effect on a token is shown."""
-
-
 STANDS_OUT = {"log_ratio": "log_ratio/max", "kl": "kl"}
-"""Numbers of a token that are judged as these metrics of its step."""
+"""Numbers of a token that are judged by the upper limit of these metrics."""
 
 
 def without_victims(event: Stepped) -> Stepped:
@@ -136,7 +134,8 @@ class Microscope:
 
     def _show(self) -> None:
         notes = self.event.completions if self.event else ()
-        self._row.layout.display = "" if notes else "none"
+        self._row.layout.display = "" if self.event else "none"
+        self.number.layout.display = "" if notes else "none"
         if not self.event or not notes:
             words = text("microscope.none", step=self.event.step) if self.event else text("microscope.closed")
             self._tokens.value = html.fill("announced", words)
@@ -144,9 +143,9 @@ class Microscope:
         number, (blamed, name, token) = str(self.number.value), culprit(notes, explains(self.curve, self.event))
         middle = float(number == "ratio")  # that of all others is 0
         sizes = [abs(value - middle) for note in notes for value in getattr(note, number) if math.isfinite(value)]
-        most, lines = max(sizes, default=0.0) or 1.0, []
-        most = max(most, 0.1) if number in ("log_ratio", "ratio", "kl") else most  # rounding is no colour
-        odd = stands_out(self.event, blamed, token)
+        least = 0.1 if number in ("log_ratio", "ratio", "kl") else 0.0  # an error of rounding has no colour
+        most = max([*sizes, least]) or 1.0
+        odd, lines = stands_out(self.event, blamed, token), []
         for note in sorted(notes, key=lambda note: note is not blamed):
             numbers, values = _texts(note), getattr(note, number) or [middle] * len(note.tokens)
             labelled = [[f"{label(name)} {each}" for each in texts] for name, texts in numbers.items()]
