@@ -214,6 +214,13 @@ def test_a_cell_names_link_step_and_update(crashed):
     assert strip.cell(screen, (0, 50), CHAIN_WIDE, 0.3, place_of["loss"]) == ("loss", 0, None)
 
 
+def _outlined(panel):
+    """Left, top, width and height of the outlines of open cells, as the panel draws them."""
+    panel.figure.draw(*panel.screens())
+    patches = [patch for patch in panel.figure._axes["strip"].patches if patch.get_gid() == "opened"]
+    return [pytest.approx((*patch.get_xy(), patch.get_width(), patch.get_height())) for patch in patches]
+
+
 def test_a_click_on_a_cell_opens_it_and_a_second_one_closes_it(crashed, tmp_path, monkeypatch):
     monkeypatch.delenv("GRPO_LAB_HEADLESS", raising=False)
     panel = Panel(recording=NAME, runs=tmp_path)
@@ -224,10 +231,11 @@ def test_a_click_on_a_cell_opens_it_and_a_second_one_closes_it(crashed, tmp_path
     shown = panel._controls._anatomy
     panel._controls.browser.clicked = {**click, "n": 1}
     assert "loss.backward()" in shown.value and "of 834,560" in shown.value
+    assert _outlined(panel) == [(-0.25, list(strip.ROWS).index("gradients") - 0.5, 0.25, 1)]
     panel._controls.browser.clicked = {**click, "n": 2}
-    assert shown.value == ""
+    assert shown.value == "" and not _outlined(panel)
     assert "clamp" in repr(panel.anatomy("loss", 0, 1)) and "clamp" in shown.value
     panel._controls.browser.clicked = {**click, "y": 0.99, "n": 3}
     panel.reset()
-    assert shown.value == "", "another run, another anatomy"
+    assert shown.value == "" and not _outlined(panel), "another run, another anatomy"
     assert LiveFigure().cell(fold(crashed), (), 0.5, 0.5) is None, "nothing is drawn yet"

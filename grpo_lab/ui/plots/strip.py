@@ -31,6 +31,8 @@ BANDS = {
 }
 """The rows that are seen in a strip: name, first and last link; without the one of marks."""
 Say = Callable[[str], str]
+Cell = tuple[str, int, int | None]
+"""A link, step and update; no update where a step has one column."""
 _CODES = {status: code for code, status in enumerate(style.STATUSES)}
 _COLUMNS = 600
 _NOT_USED = -2
@@ -64,7 +66,7 @@ def columns(screen: Screen, steps: tuple[int, int], inches: float) -> int:
     return count if _fits(count * (steps[1] - steps[0]), inches) else 1
 
 
-def cell(screen: Screen, steps: tuple[int, int], inches: float, x: float, y: float) -> tuple[str, int, int | None]:
+def cell(screen: Screen, steps: tuple[int, int], inches: float, x: float, y: float) -> Cell:
     """The link, step and update of a cell at this place in data coordinates; no update where a step has one column.
 
     Of several steps in a column it is the first with the column's worst status.
@@ -245,16 +247,31 @@ def _first_break(axes: Axes, screen: Screen, first: int, end: int, say: Callable
         each = columns(screen, (first, end), style.figure_of(axes)[1])
         at, size = _part(screen, found, each)
         width, middle = max(size / each, narrow), found.step - 0.5 + (at + size / 2) / each
-        top, bottom = next((a, b) for _, a, b in BANDS[grouped] if b >= _ORDER.index(found.link))
-        look: dict[str, Any] = {"fill": False, "ec": "black", "lw": 2.5, "zorder": 6, "clip_on": False}
-        corner = (middle - width / 2, top - 0.5)
-        axes.add_patch(Rectangle(corner, width, bottom + 1 - top, gid="first break", **look))
+        row = _outline(axes, found.link, middle - width / 2, width, grouped, ec="black", lw=2.5, gid="first break")
         words = say("first break" if each > 1 else "first break: step {}").format(found.step)
-        _beside(axes, words, middle, (top + bottom) / 2, width / 2, first, end)
+        _beside(axes, words, middle, row, width / 2, first, end)
     if screen.crash_step is not None:
         end_of_chain = screen.statuses.get(screen.crash_step, {}).get(MULTINOMIAL) == "broken"
         row = _ORDER.index(MULTINOMIAL if end_of_chain else "")
         _beside(axes, say("crash"), screen.crash_step, row, max(0.5, narrow), first, end, color=style.VERMILLION)
+
+
+def mark_opened(axes: Axes, screen: Screen, steps: tuple[int, int], cell: Cell, grouped: bool) -> None:
+    """Outline the cell whose anatomy is open."""
+    (link, step, update), (first, end) = cell, steps
+    each = columns(screen, steps, style.figure_of(axes)[1])
+    part, width = (0, 1.0) if update is None else (update / each, 1 / each)
+    more = max(0.0, 0.02 * (end - first) - width)  # a cell of many is too narrow to be seen
+    left = step - 0.5 + part - more / 2
+    _outline(axes, link, left, width + more, grouped, ec="black", lw=2.5, gid="opened")
+
+
+def _outline(axes: Axes, link: str, left: float, width: float, grouped: bool, **look: Any) -> float:
+    """Outline a link, or its group, from `left` on; return the middle of its rows."""
+    top, bottom = next((a, b) for _, a, b in BANDS[grouped] if b >= _ORDER.index(link))
+    corner = (left, top - 0.5)
+    axes.add_patch(Rectangle(corner, width, bottom + 1 - top, fill=False, zorder=6, clip_on=False, **look))
+    return (top + bottom) / 2
 
 
 def _beside(

@@ -121,6 +121,8 @@ class LiveFigure:
         """Whether `halves` are for a dark page."""
         self.opened: int | None = None
         """The step whose tokens are open: a band marks it on the curves."""
+        self.opened_cell: strip.Cell | None = None
+        """The cell of the chain whose anatomy is open: it is outlined."""
         self.backgrounds = 0
         """The number of backgrounds drawn so far."""
 
@@ -142,7 +144,7 @@ class LiveFigure:
                     return name, *axes.transData.inverted().transform(pixel).tolist()
         return None
 
-    def cell(self, screen: Screen, whole: Sequence[Screen], x: float, y: float) -> tuple[str, int, int | None] | None:
+    def cell(self, screen: Screen, whole: Sequence[Screen], x: float, y: float) -> strip.Cell | None:
         """The link, step and update of the chain's cell at a point of its half, as fractions; None outside of cells."""
         place = self.place("chain", x, y)
         return place and strip.cell(screen, strip.span(whole or [screen], ROOM), CHAIN_WIDE, *place[1:])
@@ -173,7 +175,7 @@ class LiveFigure:
                 scales[name] = scale_of(name, curves.numbers(name, rows, screen, all_screens), steady=True)
                 moves[name] = curves.points(name, curves.rows_of(name, screen), scales[name], screen)
             cells, _ = strip.grid(screen, *of_chain, strip.columns(screen, of_chain, CHAIN_WIDE), self._grouped)
-            key = self.opened, _key(screen, kept, (steps, of_chain, cells.shape), scales, moves)
+            key = self.opened, self.opened_cell, _key(screen, kept, (steps, of_chain, cells.shape), scales, moves)
             if key != self._key:
                 self._draw_background(screen, kept, steps, of_chain, scales, moves)
                 self._key = key
@@ -206,6 +208,8 @@ class LiveFigure:
         left, right = CHAIN_AT
         axes = self._axes["strip"] = figure.add_axes((left, 0.5 / HIGH, right - left, CHAIN_HIGH / HIGH))
         strip.draw(axes, screen, of_chain, say=say, grouped=self._grouped)
+        if self.opened_cell:
+            strip.mark_opened(axes, screen, of_chain, self.opened_cell, self._grouped)
         strip.legend(axes, [screen], say=say, columns=3)
         if len(fonts := _fonts()) > 1:
             for each in figure.findobj(Text):

@@ -260,7 +260,6 @@ class Panel:
         first = self.figure.halves(begun) if self._watched else (b"", b"")
         self._controls = Controls(self._call, controls, guards_shown, self.figure.sizes, first, pace)
         self.widget, self.timeline = self._controls.widget, self._controls.timeline
-        self._opened: object = None
         self._controls.browser.observe(lambda change: self._set_dark(change["new"]), "dark")
         self._controls.browser.observe(lambda change: self._clicked(change["new"]), "clicked")
         self._show_runs()
@@ -315,7 +314,7 @@ class Panel:
             self._paused, self._note, self._words_at = False, "", float("-inf")
             self.timeline.load(history, live=True)
             self._controls.microscope.close()
-            self._opened = self._controls.show_anatomy("")
+            self._close_anatomy()
             self.session = session = self._runner.session
             assert session is not None
         over.add_done_callback(lambda over: self._over(over, history, session))
@@ -479,18 +478,25 @@ class Panel:
         """
         view = AnatomyView(anatomy(self.timeline.history.events, link, step, update))
         self._controls.show_anatomy(view._repr_html_())
+        self.figure.opened_cell = link, view.anatomy.step, update
+        self.refresh()
         return view
+
+    def _close_anatomy(self) -> None:
+        self.figure.opened_cell = None
+        self._controls.show_anatomy("")
 
     def _open_cell(self, click: Mapping[str, Any]) -> None:
         screen, _, whole = self.screens()
         cell = self.figure.cell(screen, whole, click["x"], click["y"])
         if cell is None or not cell[0]:
             return
-        again, self._opened = cell == self._opened, None
-        self._controls.show_anatomy("")
-        if not again:
+        again = cell == self.figure.opened_cell
+        self._close_anatomy()
+        if again:
+            self.refresh()
+        else:
             self._call("anatomy", *cell)
-            self._opened = cell
 
     def tell(self, note: str) -> None:
         """Show a note in the status line; sliders and switches return to the values of the config."""
@@ -578,7 +584,7 @@ class Panel:
         return session is not None and session.directory.parent == self._runs and session.status not in ("new", "done")
 
     def _load(self, events: Sequence[Event], note: str = "") -> None:
-        self._opened = self._controls.show_anatomy("")
+        self._close_anatomy()
         self._paused, self._note = False, note
         self.timeline.load(History(events))
         self.refresh()
