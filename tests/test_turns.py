@@ -103,9 +103,10 @@ def again(tiny, *overrides):
     return zip(sampled, noted, trained, moved, strict=True)
 
 
-def test_a_template_closes_the_first_turn_with_an_end_token_that_was_not_sampled(tiny):
+@pytest.mark.parametrize("overrides", [(), ("run.streams=3",), ("sampling.top_p=0.9999",)])
+def test_a_template_closes_the_first_turn_with_an_end_token_that_was_not_sampled(tiny, overrides):
     end, closed = tiny[1].eos_token_id, 0
-    for (ids, mask), logprobs, (trained, trained_mask), moved in again(tiny):
+    for (ids, mask), logprobs, (trained, trained_mask), moved in again(tiny, *overrides):
         assert mask[1] is False, "the first turn is one token"
         if ids[0] == end:  # sampled: there is one all the same, with its log-probability
             assert (trained, trained_mask, moved) == (ids, mask, logprobs)
