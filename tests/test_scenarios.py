@@ -278,6 +278,16 @@ def test_samples_of_old_weights_know_nothing_of_the_updates():
     assert fast[0].metrics[gap] < 1e-5 and fast[4].metrics[gap] > slow[4].metrics[gap] > 0.05
 
 
+def test_a_text_that_is_tokenised_again_is_one_that_the_policy_did_not_write():
+    name, gap = "retokenised", "sampling/sampling_logp_difference/mean"
+    (text,) = attempt(gl.scenario(name), SEED, steps=1).steps
+    (tokens,) = attempt(gl.scenario(name), SEED, "data.train_on=tokens", steps=1).steps
+    assert text.metrics["reward"] == tokens.metrics["reward"] and text.metrics["ratio/max"] < 1.01
+    assert tokens.metrics[gap] < 0.001 < 2 < text.metrics[gap]
+    (of_sampler,) = attempt(gl.scenario(name), SEED, "sampling.top_p=1", steps=1).steps
+    assert of_sampler.metrics["ratio/max"] > 5, "the sampler's log-probabilities belong to other tokens"
+
+
 def test_the_reward_for_a_format_rises_while_right_answers_fall():
     steps = alone("format-reward", to_the_end=True).steps
     reward, right = ([step.metrics[name] for step in steps] for name in ("reward", "rewards/exact_match/mean"))

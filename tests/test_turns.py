@@ -5,8 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 import grpo_lab as gl
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.logprobs import completion_logprobs
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Evaluated, Stepped
@@ -82,6 +86,58 @@ def test_the_wrong_mask_trains_the_tools_tokens_and_no_padding(tiny):
         tokens, sampled = parts_of(batch, row)
         assert trained[row].tolist() == [True] * len(tokens) + [False] * (trained.shape[1] - len(tokens))
         assert sampled.count(False) > 0
+
+
+def again(tiny, *overrides):
+    """The rows of a batch as sampled, and the same tokenised again: tokens, mask and log-probabilities of each."""
+    found = []
+    for how in ("tokens", "text"):
+        prompts, batch, _ = rollout(tiny, f"data.train_on={how}", *overrides)
+        rows = [parts_of(batch, row) for row in range(len(batch.group))]
+        assert batch.entropy.shape == batch.completions.shape == batch.sampling_logprobs.shape
+        assert batch.sampling_logprobs[~batch.completion_mask].eq(0).all()
+        noted = [batch.sampling_logprobs[row, : len(ids)].tolist() for row, (ids, _) in enumerate(rows)]
+        found.append((prompts.texts, rows, noted))
+    (texts, sampled, noted), (written, trained, moved) = found
+    assert texts == written, "a reward reads the same text"
+    return zip(sampled, noted, trained, moved, strict=True)
+
+
+@pytest.mark.parametrize("overrides", [(), ("run.streams=3",), ("sampling.top_p=0.9999",)])
+def test_a_template_closes_the_first_turn_with_an_end_token_that_was_not_sampled(tiny, overrides):
+    end, closed = tiny[1].eos_token_id, 0
+    for (ids, mask), logprobs, (trained, trained_mask), moved in again(tiny, *overrides):
+        assert mask[1] is False, "the first turn is one token"
+        if ids[0] == end:  # sampled: there is one all the same, with its log-probability
+            assert (trained, trained_mask, moved) == (ids, mask, logprobs)
+            continue
+        closed += 1
+        assert trained == [ids[0], end, *ids[1:]] and trained_mask == [True, True, *mask[1:]]
+        assert moved == [logprobs[0], 0.0, *logprobs[1:]], "what was sampled keeps its log-probability"
+    assert closed > 20
+
+
+def test_a_template_closes_an_answer_that_was_cut_off(tiny):
+    end = tiny[1].eos_token_id
+    for (ids, _), _, (trained, _), _ in again(tiny, "sampling.max_completion_length=1"):
+        assert trained[-1] == end and trained[-2] != end and (ids[-1] == end or ids[-1] == trained[-2])
+
+
+def test_tokens_that_the_tokenizer_merges_come_back_as_one(tiny):
+    model = BPE(vocab={"1": 0, "2": 1, "12": 2, "<end>": 3, "<pad>": 4}, merges=[("1", "2")])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), eos_token="<end>", pad_token="<pad>")
+    ids, mask = torch.tensor([[0, 1, 3], [1, 0, 4]]), torch.tensor([[True] * 3, [True, True, False]])
+    values, of_prompt = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, 0.0]]), torch.zeros(1, 1).long()
+    turn = Batch(of_prompt, of_prompt, torch.zeros(2).long(), ids, mask, values, entropy=-values)
+    found = rollouts.tokenised_again(turn, tokenizer)
+    assert found.completions.tolist() == [[2, 3, 4], [1, 0, 3]]
+    assert found.completion_mask.tolist() == [[True, True, False], [True] * 3]
+    assert found.sampling_logprobs.tolist() == [[-1.0, -2.0, 0.0], [-4.0, -5.0, 0.0]], (
+        "of other tokens, from the merge on"
+    )
+    assert found.entropy is not None and found.entropy.equal(-found.sampling_logprobs)
+    shorter = rollouts.tokenised_again(turn.rows(torch.tensor([0])), tokenizer)
+    assert shorter.completions.tolist() == [[2, 3]] and shorter.sampling_logprobs.tolist() == [[-1.0, -2.0]]
 
 
 def test_completions_of_one_turn_are_untouched_by_the_wrong_mask(tiny):

@@ -99,6 +99,8 @@ class DataConfig(Settings):
     **columns) -> text; empty for completions of one turn."""
     call_length: Annotated[int, AtLeast(1)] = 1
     """Tokens of the turn before the tool's output at most."""
+    train_on: Annotated[str, OneOf("tokens", "text")] = "tokens"
+    """With a tool: the sampled `tokens`, or, a mistake, each turn's `text` and an end token, tokenised again."""
     num_prompts: Annotated[int, AtLeast(1)] = 16
     """Prompts (groups) a step."""
     num_generations: Annotated[int, AtLeast(1)] = 8

@@ -80,7 +80,7 @@ class Environment:
         said = [tool(problem.prompt, call, **problem.columns) for problem, call in zip(asked, calls, strict=True)]
         if wrong := [text for text in said if not isinstance(text, str)]:
             raise ConfigError(f"data.tool = {self.config.data.tool!r} returned {wrong[0]!r}; it must return a text")
-        return rollouts.continued(first, said, self.tokenizer, draw)
+        return rollouts.continued(first, said, self.tokenizer, draw, again=self.config.data.train_on == "text")
 
     def judge(
         self, problems: Sequence[Problem], texts: Sequence[str], ids: Sequence[list[int]], now: TrainerState

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -98,18 +99,17 @@ def sample(
     return noted.added(batch)
 
 
-def continued(first: Batch, outputs: Sequence[str], tokenizer: Any, draw: Draw) -> Batch:
+def continued(first: Batch, outputs: Sequence[str], tokenizer: Any, draw: Draw, again: bool = False) -> Batch:
     """First turns, the tool's output behind each, and the second turns drawn behind that, as one completion each.
 
     The policy has not sampled the tool's tokens: `completion_mask` is False there, and their log-probabilities are 0.
     """
-    rows = [torch.tensor(ids).long() for ids in tokenizer(list(outputs), add_special_tokens=False).input_ids]
-    ids = pad_sequence(rows, True, tokenizer.pad_token_id).to(first.group.device)
-    mask = pad_sequence([torch.ones_like(row) for row in rows], True).to(first.group.device)
+    ids, mask = _tokens(tokenizer, outputs, first.group.device)
     tokens = torch.cat([first.prompt_ids[first.group], first.completions, ids], dim=1)
     real = torch.cat([first.prompt_mask[first.group], first.completion_mask, mask], dim=1)
     order, width = real.argsort(dim=1, stable=True), int(real.sum(dim=1).max())
     second = draw(*(values.gather(1, order)[:, -width:] for values in (tokens, real)))
+    first, second = (tokenised_again(turn, tokenizer) if again else turn for turn in (first, second))
 
     blank = torch.zeros(ids.shape, device=ids.device)
     tool = replace(first, completions=ids, completion_mask=blank.bool(), sampling_logprobs=blank, entropy=blank)
@@ -120,6 +120,22 @@ def continued(first: Batch, outputs: Sequence[str], tokenizer: Any, draw: Draw) 
         for name in ("completions", "completion_mask", "sampling_logprobs", "entropy")
     }
     return replace(first, ended=second.ended, **whole)
+
+
+def tokenised_again(turn: Batch, tokenizer: Any) -> Batch:
+    """A turn as a chat template writes its text: with an end token, which has log-probability 0 if none was sampled."""
+    written = [text + tokenizer.eos_token for text in texts(tokenizer, token_ids(turn))]
+    ids, mask = _tokens(tokenizer, written, turn.group.device)
+    more = ids.shape[1] - turn.completions.shape[1]  # `pad` cuts off where it is negative
+    noted = {each: F.pad(getattr(turn, each), (0, more)) * mask for each in ("sampling_logprobs", "entropy")}
+    return replace(turn, completions=ids, completion_mask=mask.bool(), **noted)
+
+
+def _tokens(tokenizer: Any, lines: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(B, T) ids of texts, padded on the right, and their mask, 1 = a real token."""
+    rows = [torch.tensor(ids).long() for ids in tokenizer(list(lines), add_special_tokens=False).input_ids]
+    ids, mask = pad_sequence(rows, True, tokenizer.pad_token_id), pad_sequence([*map(torch.ones_like, rows)], True)
+    return ids.to(device), mask.to(device)
 
 
 class NotedEntropies:
