@@ -404,7 +404,7 @@ final = await design.run()
 # The diamonds show the share of right answers on 400 held-out sums, before and after. On our machine it goes from 0.30
 # to 0.44, no guard acts, and no norm passes 10. (The reward of a batch is noisy, and higher, because completions are
 # sampled at temperature 0.8.) Compare your choice with `gl.preset("stable")`. Backward elimination of six candidates,
-# on three seeds, left its four guards. A matrix compares these four with 25 other sets of guards on 36 failures.
+# on three seeds, left its four guards. A matrix compares these four with 25 other sets of guards on 37 failures.
 
 # %% [markdown]
 # A colleague will run your configuration for a week and asks you to justify it. Defend it in a few sentences. What does
