@@ -13,15 +13,13 @@ import pandas as pd
 
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import rules
-from grpo_lab.analysis.diagnosis.report import ENOUGH_STEPS, Diagnosis
 from grpo_lab.analysis.diagnosis.report import HEALTHY as HEALTHY
 from grpo_lab.analysis.diagnosis.report import NOT_ENOUGH as NOT_ENOUGH
+from grpo_lab.analysis.diagnosis.report import Diagnosis
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.logs.table import Fact, fact
+from grpo_lab.analysis.markdown import holds
 from grpo_lab.metrics import METRICS, of_objective, of_run
-
-MECHANISM = ("grad_norm", "kl", "entropy", "loss", "clip_ratio/region_mean", "completions/mean_length")
-"""A healthy run shows its reward, and two metrics of what the updates do, unless the reward rises."""
 
 
 def diagnose(
@@ -87,18 +85,10 @@ def _broken_before(log: Log) -> bool:
 
 def _lacking(log: Log, seen: rules.Sightings) -> list[Fact]:
     """What a log lacks to show that a run is healthy."""
-    lacks = [fact("few_steps", steps=len(log.steps), least=ENOUGH_STEPS)] if len(log.steps) < ENOUGH_STEPS else []
-    if "reward" not in log.metrics:
-        lacks.append(fact("lacks", metric="reward"))
-    elif not any(isinstance(seen[each], rules.Seen) for each in ("reward_up", "reward_high_first")):
-        least = rules.known_symptoms()["reward_flat"].steps
-        if least / 2 <= len(log.steps) < least:
-            lacks.append(fact("no_trend", steps=len(log.steps), least=least))
-    if not isinstance(seen["reward_up"], rules.Seen) and sum(name in log.metrics for name in MECHANISM) < 2:
-        lacks.append(fact("lacks_two", metrics=", ".join(MECHANISM)))
-    if isinstance(seen["crash_sampling"], rules.Seen):
-        lacks.append(fact("crashed", crash=repr(log.crash)))
-    return lacks
+    names = {name for name, sighting in seen.items() if isinstance(sighting, rules.Seen)}
+    known = {"steps": len(log.steps), "crash": repr(log.crash)}
+    found = [(key, {**known, **rule}) for key, rule in rules.tables("story")["lacking"].items()]
+    return [fact(key, **values) for key, values in found if holds(values["when"], log=log, seen=names, **values)]
 
 
 def _of_objective(log: Log, objective: str, whole: rules.Sightings) -> rules.Sightings:

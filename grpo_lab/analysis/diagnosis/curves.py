@@ -7,12 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from grpo_lab.analysis.logs.text import tables
+
 Curve = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-SURE = 3.5
-"""Standard errors by which two levels of a curve must differ: they are picked among many."""
-TREND = 2.5
-"""Standard errors of its slope from which on a curve rises or falls, whatever its levels."""
+_LIMITS = tables("limits")["curves"]
 
 
 def finite(values: Curve) -> Curve:
@@ -84,7 +83,7 @@ def course(values: Curve) -> Course | None:
     first, last, top, top_at = float(level[0]), float(level[-1]), float(level.max()), int(np.argmax(level))
     bends = values[:-2] - 2 * values[1:-1] + values[2:]  # about straight lines: a steep course is no noise
     deviation = float(np.mean(np.abs(bends))) * math.sqrt(math.pi / 12)
-    sure = max(SURE * deviation * math.sqrt(2 / width), 0.02 * float(np.abs(level).max()))
+    sure = max(_LIMITS["sure"] * deviation * math.sqrt(2 / width), 0.02 * float(np.abs(level).max()))
     lost, gained = top - last, top - first
     still_high = np.flatnonzero(level[top_at:] >= top - 0.2 * lost)[-1] + top_at if lost > 0 else len(level) - 1
     fell_at = min(len(values) - 1, int(still_high) + math.ceil(0.8 * width))
@@ -94,7 +93,7 @@ def course(values: Curve) -> Course | None:
         kind = "fell"
     elif depth[low] > max(1.5 * sure, 0.4 * abs(float(level[low] + depth[low]))):
         kind = "dipped"
-    elif abs(last - first) <= sure and abs(trend(values)) <= TREND:
+    elif abs(last - first) <= sure and abs(trend(values)) <= _LIMITS["trend"]:
         kind = "flat"
     else:
         kind = "rose" if last > first else "declined"

@@ -24,12 +24,7 @@ from grpo_lab.analysis.logs.text import PREFIX, Text, by_rows, literal, parsed, 
 from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES
 
-_PATTERNS, _VERL = patterns("formats"), patterns("verl")
-LONGEST = 2**18
-"""Characters of a printed config."""
-ROUNDED = " actor/lr:0.000 "
-WIDTHS = range(70, 500)
-"""Widths at which a terminal cuts a line in the middle of a word."""
+_PATTERNS, _VERL, _LIMITS = patterns("formats"), patterns("verl"), tables("limits")["verl"]
 
 
 def read_verl(text: Text) -> list[Table]:
@@ -43,7 +38,7 @@ def read_verl(text: Text) -> list[Table]:
         rows.pop()
         notes.append(fact("cut"))
     columns = columns_of(rows)
-    if ROUNDED in said and not columns["actor/lr"].any():  # older versions print three decimals
+    if " actor/lr:0.000 " in said and not columns["actor/lr"].any():  # older versions print three decimals
         del columns["actor/lr"]
         notes.append(fact("rate_rounded"))
     crashes = by_rows(said, [line.start() for line in lines])
@@ -77,7 +72,7 @@ def _continued(record: str, said: str, width: int) -> str:
         and (_VERL["pair"].fullmatch(last) or _VERL["record"].search(last))
     ):
         joined, added = f"{record} - {said}", said
-    elif width in WIDTHS or _VERL["metric"].search(said):
+    elif _LIMITS["narrowest"] <= width <= _LIMITS["widest"] or _VERL["metric"].search(said):
         joined, added = record + said, last + said
     else:
         return ""
@@ -87,10 +82,10 @@ def _continued(record: str, said: str, width: int) -> str:
 
 def printed_settings(text: str) -> dict[str, Any]:
     """The settings in the config that verl prints at its start, and in the command of a shell that traces (set -x)."""
-    given: dict[str, Any] = dict(_VERL["override"].findall(text[:LONGEST]))
+    given: dict[str, Any] = dict(_VERL["override"].findall(text[: _LIMITS["longest_config"]]))
     start = _VERL["config"].search(text)
     printed, depth = "", 0
-    for line in text[start.start() :][:LONGEST].split("\n") if start else ():
+    for line in text[start.start() :][: _LIMITS["longest_config"]].split("\n") if start else ():
         said = PREFIX.sub("", line)
         printed += said + "\n"
         depth += said.count("{") - said.count("}")

@@ -25,7 +25,7 @@ from grpo_lab.analysis.logs.text import patterns, tables
 from grpo_lab.errors import LogError, unknown
 from grpo_lab.metrics import METRICS, OF_THE_MACHINE, OTHER_NAMES, of_objective, of_run
 
-_NAMES = tables("names")
+_NAMES, _LIMITS = tables("names"), tables("limits")["table"]
 STEP_NAMES, PREFIXES = tuple(_NAMES["step"]), tuple(_NAMES["prefixes"])
 _ONLY = {source: re.compile(pattern) for source, pattern in _NAMES["only"].items()}
 TRAINERS = ("trl", "ms-swift")
@@ -203,12 +203,6 @@ def near(names: Iterable[str], metrics: Iterable[str]) -> dict[str, str]:
 
 Columns = dict[str, pd.Series]
 """For each name its values; the index is the row. NaN was logged as NaN, and what was not logged is absent."""
-FAR = 5
-"""Steps that a last row must go back to be the first of a new run, not one out of order."""
-MOST_UNREAD = 8
-"""Unread columns that a note names."""
-TOO_MANY = 1000
-"""Rows out of order from which on they tell nothing."""
 
 
 class Fact(NamedTuple):
@@ -444,9 +438,9 @@ def _begins_late(steps: NDArray[np.int64]) -> bool:
 
 def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> Iterator[Fact]:
     """A note on the columns that were not read, where a metric may be among them, or no framework is known."""
-    may_be = near(names, chosen)
+    may_be, most = near(names, chosen), _LIMITS["most_unread"]
     if names and (may_be or not source):
-        said = ", ".join(names[:MOST_UNREAD]) + " …" * (len(names) > MOST_UNREAD)
+        said = ", ".join(names[:most]) + " …" * (len(names) > most)
         offered = ", ".join(f"--metric {metric}={quote(name)}" for metric, name in may_be.items())
         yield fact("unread_near", names=said, offered=offered) if offered else fact("unread", names=said)
 
@@ -523,13 +517,13 @@ def _falls(column: pd.Series, slack: int) -> Iterator[int]:
     """
     values, rows, first = column.to_numpy(), column.index.to_numpy(), 0
     places = np.flatnonzero(values[1:] < values[:-1]) + 1
-    disordered = 3 * len(places) > len(values) or len(places) > TOO_MANY
+    disordered = 3 * len(places) > len(values) or len(places) > _LIMITS["too_many"]
     for place in () if disordered else places:
         before, after = values[first:place], values[place:]
         pace = float(np.median(np.diff(before))) if len(before) > 1 else 0.0
         ahead = after[1] - after[0] if len(after) > 1 else 0.0
         if len(after) == 1:
-            alone = before.max() - after[0] < FAR * pace
+            alone = before.max() - after[0] < _LIMITS["far"] * pace
         else:
             alone = before.max() < after[1] <= before.max() + pace
         if ahead >= 0 and after[0] <= max(before[0], slack * max(pace, ahead)) and not alone:
