@@ -60,27 +60,21 @@ def _diagnosed(log: Log) -> Diagnosis:
         first = seen[cause.all[0].symptom]
         if isinstance(first, rules.Unknown) and first.metric in METRICS and not cause.fallback:
             blind.setdefault(first, []).append(cause)
-        shown = [each for each in of_each if cause.onset(each) and cause.holds(each)]
-        onset, held = cause.onset(seen), cause.holds(seen)
+        shown, held = [each for each in of_each if cause.holds(each)], cause.holds(seen)
         if shown and not (held and len(shown) == len(of_each)):
             findings += [_detected(cause, each, log) for each in shown]
-        elif onset and held:
+        elif held:
             findings.append(_detected(cause, seen, log))
-        elif onset and held is None and not cause.fallback:
-            possible.append(rules.PossibleCause(cause, onset.step, tuple(cause.lacks(seen))))
+        elif held is None and isinstance(first, rules.Seen) and not cause.fallback:
+            possible.append(rules.PossibleCause(cause, first.step, tuple(cause.lacks(seen))))
     unseen = tuple((missing, tuple(causes)) for missing, causes in blind.items())
     if not len(log.steps):
         crashed = [found for found in findings if rules.known_symptoms()[found.cause.all[0].symptom].crash]
         return Diagnosis(log, _ranked(crashed), (), (), (fact("nothing_logged"),))
-    if _broken_before(log):
+    begin = [log.metrics[name].iloc[0] for name in ("loss", "grad_norm", "kl") if name in log.metrics]
+    if log.begins_late and begin and all(map(math.isnan, begin)):  # broken before the log begins, which tells no cause
         return Diagnosis(log, (), (), (), (fact("rows_before", step=int(log.steps[0])),))
     return Diagnosis(log, _ranked(findings), tuple(possible), unseen, tuple(_lacking(log, seen)))
-
-
-def _broken_before(log: Log) -> bool:
-    """Whether the log is the end of a run whose numbers were broken before it begins: nothing tells the cause."""
-    first = [log.metrics[name].iloc[0] for name in ("loss", "grad_norm", "kl") if name in log.metrics]
-    return log.begins_late and bool(first) and all(map(math.isnan, first))
 
 
 def _lacking(log: Log, seen: rules.Sightings) -> list[Fact]:

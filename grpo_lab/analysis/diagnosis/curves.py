@@ -34,19 +34,12 @@ def noise(values: Curve) -> float:
 
     Differences of normal noise have a mean magnitude of 2 / sqrt(pi) standard deviations. A course of many steps, and
     a few jumps, hardly change it.
-
-    >>> round(noise(np.array([0.0, 1.0, 0.0, 1.0])), 2), noise(np.array([0.0, 0.0, 0.0]))
-    (0.89, 0.0)
     """
     return float(np.mean(np.abs(np.diff(values)))) * math.sqrt(math.pi) / 2 if len(values) > 1 else 0.0
 
 
 def trend(values: Curve) -> float:
-    """The slope of a straight line through the curve, in its standard errors; 0 for less than four values.
-
-    >>> trend(np.array([1.0, 2.0, 1.0, 2.0, 1.0])), trend(np.arange(9.0) + np.array([0.1, -0.1, 0.0] * 3)) > 50
-    (0.0, True)
-    """
+    """The slope of a straight line through the curve, in its standard errors; 0 for less than four values."""
     if len(values) < 4 or np.ptp(values) == 0:
         return 0.0
     steps = np.arange(len(values)) - (len(values) - 1) / 2
@@ -57,21 +50,17 @@ def trend(values: Curve) -> float:
 
 
 class Course(NamedTuple):
-    """The course of one curve: its levels, and the places at which it changed."""
+    """The course of one curve: its levels, and the places at which it changed, as story.toml in data explains them."""
 
     kind: str
-    """`fell` (by half of its gain, or below its start), `dipped` (and came back), `rose`, `declined` or `flat`."""
     first: float
     last: float
     top: float
     top_at: int
     fell_at: int
-    """The first place that is clearly below the highest level."""
     dip: float
-    """The lowest level between two higher ones."""
     dip_at: int
     sure: float
-    """The least difference of two levels that is none of the curve's noise."""
 
 
 def course(values: Curve) -> Course | None:
@@ -183,11 +172,7 @@ def returns(values: Curve) -> Mask:
 
 
 def quotient_spread(values: Curve, other: Curve) -> float:
-    """The spread of a curve's quotient to another one, relative to its median; 0 where one is the other times a number.
-
-    >>> quotient_spread(np.array([2.0, 4.0, 6.0]), np.array([1.0, 2.0, 3.0]))
-    0.0
-    """
+    """The spread of a curve's quotient to another one, relative to its median; 0 if one is the other times a number."""
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient = finite(values / other)
     middle = float(np.median(quotient)) if len(quotient) else 0.0

@@ -33,11 +33,7 @@ _UNIT = re.compile(rf"[（《“]*[{_WIDE}][，。：；、！？）》”]*|[^\
 
 
 def wrapped(said: str, by: int = 0, first: str = "", most: int = WIDTH) -> list[str]:
-    """A paragraph of at most so many columns, indented by `by`, broken only between words or Chinese characters.
-
-    >>> wrapped("one two", 2, "1. ")
-    ['  1. one two']
-    """
+    """A paragraph of at most so many columns, indented by `by`, broken only between words or Chinese characters."""
     line, later, lines = " " * by + first, " " * (by + width(first)), []
     for unit in _UNIT.findall(" ".join(said.split())):
         if width(line + unit.rstrip()) > most and line.strip() and line != later:
@@ -61,11 +57,7 @@ def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Words:
-    """The words of one language.
-
-    >>> Words("en")("tell_apart"), Words("zh")("tell_apart")
-    ('To tell them apart', '如何区分')
-    """
+    """The words of one language."""
 
     language: str
 
@@ -105,11 +97,7 @@ class Words:
 
 
 def number(value: float) -> str:
-    """A number as a sentence has it.
-
-    >>> number(17098.2), number(0.06361), number(1e-9)
-    ('17,098', '0.064', '0')
-    """
+    """A number as a sentence has it."""
     if abs(value) < 5e-4:
         return "0"
     if 100 <= abs(value) < 1e6:

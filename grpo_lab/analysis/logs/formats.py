@@ -252,17 +252,17 @@ def read_csv(text: Text) -> list[Table]:
 
 def together(tables: Sequence[Table]) -> list[Table]:
     """The runs of several exports, each with the columns that any of them has."""
-    runs: dict[str, Table] = {}
+    runs: dict[str, Columns] = {}
     named = {table.name for table in tables if table.name}
     for table in tables:
         run = table.name or (min(named) if len(named) == 1 else "")  # the name of one curve alone may tell no run
-        known = runs.setdefault(run, replace(table, columns={}))
-        after = known.size
-        for name, column in table.columns.items():
+        known = runs.setdefault(run, {})
+        after = Table(known).size
+        for name, column in table.metrics.items():
             moved = column.set_axis(column.index + after)
-            known.columns[name] = pd.concat([known.columns[name], moved]) if name in known.columns else moved
+            known[name] = pd.concat([known[name], moved]) if name in known else moved
     notes = [note for table in tables for note in table.notes]
-    return _of_runs({name: table.columns for name, table in runs.items()}, tables[0].format, notes) if tables else []
+    return _of_runs(runs, tables[0].format, notes) if tables else []
 
 
 def _of_runs(runs: dict[str, Columns], format: str, notes: Sequence[Fact] = (), in_folder: bool = False) -> list[Table]:

@@ -99,11 +99,7 @@ def parsed(text: str) -> Any:
 
 
 def last_exception(text: str) -> str:
-    """The last line of the last traceback in a text, as "ValueError: 3"; empty if there is none.
-
-    >>> last_exception("Traceback (most recent call last):\\n  File 'a.py', line 1\\nValueError: 3\\n")
-    'ValueError: 3'
-    """
+    """The last line of the last traceback in a text, as "ValueError: 3"; empty if there is none."""
     return by_rows(text, []).get(0, "")
 
 
