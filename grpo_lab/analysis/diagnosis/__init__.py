@@ -17,7 +17,7 @@ from grpo_lab.analysis.diagnosis.report import HEALTHY as HEALTHY
 from grpo_lab.analysis.diagnosis.report import NOT_ENOUGH as NOT_ENOUGH
 from grpo_lab.analysis.diagnosis.report import Diagnosis
 from grpo_lab.analysis.logs import Log
-from grpo_lab.analysis.logs.table import Fact, fact
+from grpo_lab.analysis.logs.table import fact
 from grpo_lab.analysis.markdown import holds
 from grpo_lab.metrics import METRICS, of_objective, of_run
 
@@ -74,15 +74,11 @@ def _diagnosed(log: Log) -> Diagnosis:
     begin = [log.metrics[name].iloc[0] for name in ("loss", "grad_norm", "kl") if name in log.metrics]
     if log.begins_late and begin and all(map(math.isnan, begin)):  # broken before the log begins, which tells no cause
         return Diagnosis(log, (), (), (), (fact("rows_before", step=int(log.steps[0])),))
-    return Diagnosis(log, _ranked(findings), tuple(possible), unseen, tuple(_lacking(log, seen)))
-
-
-def _lacking(log: Log, seen: rules.Sightings) -> list[Fact]:
-    """What a log lacks to show that a run is healthy."""
-    names = {name for name, sighting in seen.items() if isinstance(sighting, rules.Seen)}
+    shown = {name for name, sighting in seen.items() if isinstance(sighting, rules.Seen)}
     known = {"steps": len(log.steps), "crash": repr(log.crash)}
-    found = [(key, {**known, **rule}) for key, rule in rules.tables("story")["lacking"].items()]
-    return [fact(key, **values) for key, values in found if holds(values["when"], log=log, seen=names, **values)]
+    rows = [(key, {**known, **rule}) for key, rule in rules.tables("story")["lacking"].items()]
+    lacking = [fact(key, **values) for key, values in rows if holds(values["when"], log=log, seen=shown, **values)]
+    return Diagnosis(log, _ranked(findings), tuple(possible), unseen, tuple(lacking))
 
 
 def _of_objective(log: Log, objective: str, whole: rules.Sightings) -> rules.Sightings:

@@ -328,6 +328,7 @@ class Cause:
     """A cause: it holds if all conditions of `all` and one of `any` hold. It began with the first symptom of `all`.
 
     `scenarios` have this cause: several if no metric separates them; then `together` gives the reason.
+    The comments of causes.toml explain the other fields.
     """
 
     name: str
@@ -337,13 +338,9 @@ class Cause:
     any: Sequence[Condition] = ()
     level: str = "failure"
     fallback: bool = False
-    """Reported only if no other cause is found."""
     also: Sequence[str] = ()
-    """Symptoms that are evidence if seen, and are not conditions."""
     suspects: Sequence[Suspect] = ()
-    """The most likely first, before the log is asked."""
     own_suspects: Sequence[Suspect] = ()
-    """Mistakes of an own training loop, named first; they are ruled out in the `frameworks` of trainers.toml."""
     tell_apart: str = ""
     remedies: Sequence[Remedy] = ()
     lab: str = ""

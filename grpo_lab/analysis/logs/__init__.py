@@ -100,10 +100,7 @@ def _log_in(folder: Path) -> Path:
     printed = sorted(path for kind in ("*.jsonl", "*.log", "*.out") for path in folder.glob(kind))
     if len(exports or printed) == 1:
         return (exports or printed)[0]
-    raise LogError(
-        f"{folder} holds no log: no events.jsonl, trainer_state.json, logging.jsonl, TensorBoard file or CSV, and "
-        f"{len(printed)} files *.jsonl, *.log or *.out; give the file itself"
-    )
+    raise LogError(tables("files")["errors"]["no_log"].format(folder=folder, count=len(printed)))
 
 
 def _csv_files(folder: Path) -> list[Path]:

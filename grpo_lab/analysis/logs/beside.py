@@ -106,11 +106,9 @@ def crash_beside(log: Path) -> str:
     A newer console with metrics and without a traceback tells of a later run that went on.
     """
     folders = [log.parent, log.parent.parent] if log.parent.name.startswith("checkpoint-") else [log.parent]
-    found = {
-        path for folder in folders for pattern in _FILES["consoles"] for path in folder.glob(pattern) if path.is_file()
-    }
+    files = [path for folder in folders for pattern in _FILES["consoles"] for path in folder.glob(pattern)]
     went_on = -math.inf
-    for path in sorted(found, key=lambda path: (-path.stat().st_mtime, path.name)):
+    for path in sorted({*filter(Path.is_file, files)}, key=lambda path: (-path.stat().st_mtime, path.name)):
         changed = path.stat().st_mtime
         if changed < went_on - LIMITS["together"]:
             return ""

@@ -32,10 +32,8 @@ def tables(name: str) -> Mapping[str, Any]:
 def patterns(module: str) -> dict[str, re.Pattern[str]]:
     """The patterns of a module by name, from data/diagnosis/patterns.toml."""
     written, parts = tables("patterns")[module], tables("patterns")["parts"]
-    whole = {
-        name: re.sub(rf"\b(?:{'|'.join(parts)})\b", lambda part: parts[part[0]], text) for name, text in written.items()
-    }
-    return {name: re.compile(pattern) for name, pattern in whole.items()}
+    part = re.compile(rf"\b(?:{'|'.join(parts)})\b")
+    return {name: re.compile(part.sub(lambda found: parts[found[0]], text)) for name, text in written.items()}
 
 
 _PATTERNS, _LIMITS = patterns("text"), tables("limits")["text"]
