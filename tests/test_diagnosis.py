@@ -12,12 +12,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from grpo_lab import diagnose
 from grpo_lab.analysis import logs
-from grpo_lab.analysis.diagnosis import HEALTHY, NOT_ENOUGH
+from grpo_lab.analysis.diagnosis import HEALTHY, NOT_ENOUGH, curves
 from grpo_lab.analysis.diagnosis.curves import PLACES, SINCE, STATES, UNITS, WHOLES
 from grpo_lab.analysis.diagnosis.rules import (
     ENDS,
@@ -26,6 +27,8 @@ from grpo_lab.analysis.diagnosis.rules import (
     Seen,
     Symptom,
     Unknown,
+    algorithm_in,
+    formulas_in,
     known_causes,
     known_suspects,
     known_symptoms,
@@ -585,3 +588,27 @@ def test_a_healthy_run_raises_nothing(tmp_path):
     config = catalog.preset("stable").with_("run.num_steps=8", "run.seed=1234", "run.threads=1", "data.num_prompts=8")
     Session(config, tmp_path / "run").run()
     assert diagnose(tmp_path / "run").verdict == HEALTHY
+
+
+def test_a_curve_is_measured():
+    assert curves.noise(np.array([0.0, 1.0, 0.0, 1.0])) == pytest.approx(math.sqrt(math.pi) / 2)
+    assert curves.noise(np.zeros(3)) == 0
+    assert curves.trend(np.array([1.0, 2.0, 1.0, 2.0, 1.0])) == 0
+    assert curves.trend(np.arange(9.0) + np.array([0.1, -0.1, 0.0] * 3)) > 50
+    assert curves.quotient_spread(np.array([2.0, 4.0, 6.0]), np.array([1.0, 2.0, 3.0])) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "formulas", "algorithm"),
+    [
+        ({"importance_sampling_level": "sequence"}, {"importance_sampling_level": "sequence"}, ""),
+        (
+            {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+            {"surrogate": "clip", "aggregation": "sequence", "importance_sampling_level": "sequence"},
+            "gspo",
+        ),
+    ],
+)
+def test_settings_tell_the_formulas_and_the_algorithm(settings, formulas, algorithm):
+    log = logs.Log({}, settings=settings)
+    assert (formulas_in(log), algorithm_in(log)) == (formulas, algorithm)

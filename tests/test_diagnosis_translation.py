@@ -18,6 +18,7 @@ from grpo_lab.analysis.diagnosis.rules import (
     known_causes,
     known_suspects,
     known_symptoms,
+    tables,
 )
 from grpo_lab.analysis.logs import from_dicts
 from grpo_lab.analysis.logs.table import fact
@@ -96,6 +97,7 @@ def test_facts_about_a_log_are_messages():
         path.read_text(encoding="utf-8") for room in ("logs", "diagnosis") for path in (ANALYSIS / room).glob("*.py")
     ]
     given = {key for source in sources for key in re.findall(r"\bfact\(\s*\"(\w+)\"", source)}
+    given |= tables("story")["lacking"].keys()
     there = {key.removeprefix("log.") for key in messages.catalogue(messages.ENGLISH) if key.startswith("log.")}
     logs = json.loads((Path(__file__).parent / "logs" / "expected.json").read_text(encoding="utf-8"))
     formats = {f"format.{run['format']}" for runs in logs.values() for run in runs} | {"format.table"}

@@ -21,7 +21,7 @@ import grpo_lab as gl
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import diagnose
 from grpo_lab.analysis.logs import beside
-from grpo_lab.analysis.logs.table import choose, fact, meaning
+from grpo_lab.analysis.logs.table import choose, columns_of, fact, meaning, source_of
 from grpo_lab.analysis.logs.text import last_exception
 from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES
@@ -332,7 +332,7 @@ def test_settings_that_hold_each_other_are_read_so_far():
     for _ in range(60):
         tree = {"a": tree, "b": tree, "c": tree}
     started = time.perf_counter()
-    assert len(beside.flat(tree)) <= beside.MOST
+    assert len(beside.flat(tree)) <= beside.LIMITS["most"]
     assert time.perf_counter() - started < 5
     own = {}
     own["own"] = own
@@ -466,3 +466,16 @@ def test_tensorboard_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_accumulator", None)
     with pytest.raises(LogError, match=r"pip install .*tensorboard"):
         logs.read(log_in("tensorboard"))
+
+
+def test_names_tell_the_framework_and_texts_the_numbers():
+    assert [source_of(names) for names in (["actor/grad_norm", "step"], ["train/kl", "train/epoch"], ["kl"])] == [
+        "verl",
+        "trl",
+        "",
+    ]
+    columns = columns_of([{"kl": "0.5", "note": "x"}, {"kl": None}])
+    assert {name: column.to_dict() for name, column in columns.items()} == {"kl": {0: 0.5}}
+    assert (
+        last_exception("Traceback (most recent call last):\n  File 'a.py', line 1\nValueError: 3\n") == "ValueError: 3"
+    )

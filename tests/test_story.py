@@ -9,7 +9,7 @@ from jinja2 import Environment, meta
 
 from grpo_lab import diagnose, messages
 from grpo_lab.analysis.diagnosis.report import measures, story
-from grpo_lab.analysis.diagnosis.rules import tables
+from grpo_lab.analysis.diagnosis.rules import known_symptoms, tables
 from grpo_lab.analysis.logs import Log
 from grpo_lab.metrics import METRICS
 
@@ -110,3 +110,11 @@ def test_each_rule_asks_for_what_a_curve_has_and_each_message_is_said():
     place = "diagnosis.story."
     there = {key.removeprefix(place) for key in messages.catalogue(messages.ENGLISH) if key.startswith(place)}
     assert there == {*main, *companions, *ends, *in_code}
+
+
+def test_each_rule_of_what_a_log_lacks_asks_for_what_it_knows():
+    lacking = tables("story")["lacking"]
+    for key, rule in lacking.items():
+        names = meta.find_undeclared_variables(Environment().parse(f"{{{{ {rule['when']} }}}}"))
+        assert names <= {"log", "seen", "steps", "crash", *rule}, key
+    assert lacking["no_trend"]["least"] == known_symptoms()["reward_flat"].steps

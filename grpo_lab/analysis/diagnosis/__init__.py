@@ -13,15 +13,13 @@ import pandas as pd
 
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import rules
-from grpo_lab.analysis.diagnosis.report import ENOUGH_STEPS, Diagnosis
 from grpo_lab.analysis.diagnosis.report import HEALTHY as HEALTHY
 from grpo_lab.analysis.diagnosis.report import NOT_ENOUGH as NOT_ENOUGH
+from grpo_lab.analysis.diagnosis.report import Diagnosis
 from grpo_lab.analysis.logs import Log
-from grpo_lab.analysis.logs.table import Fact, fact
+from grpo_lab.analysis.logs.table import fact
+from grpo_lab.analysis.markdown import holds
 from grpo_lab.metrics import METRICS, of_objective, of_run
-
-MECHANISM = ("grad_norm", "kl", "entropy", "loss", "clip_ratio/region_mean", "completions/mean_length")
-"""A healthy run shows its reward, and two metrics of what the updates do, unless the reward rises."""
 
 
 def diagnose(
@@ -62,43 +60,25 @@ def _diagnosed(log: Log) -> Diagnosis:
         first = seen[cause.all[0].symptom]
         if isinstance(first, rules.Unknown) and first.metric in METRICS and not cause.fallback:
             blind.setdefault(first, []).append(cause)
-        shown = [each for each in of_each if cause.onset(each) and cause.holds(each)]
-        onset, held = cause.onset(seen), cause.holds(seen)
+        shown, held = [each for each in of_each if cause.holds(each)], cause.holds(seen)
         if shown and not (held and len(shown) == len(of_each)):
             findings += [_detected(cause, each, log) for each in shown]
-        elif onset and held:
+        elif held:
             findings.append(_detected(cause, seen, log))
-        elif onset and held is None and not cause.fallback:
-            possible.append(rules.PossibleCause(cause, onset.step, tuple(cause.lacks(seen))))
+        elif held is None and isinstance(first, rules.Seen) and not cause.fallback:
+            possible.append(rules.PossibleCause(cause, first.step, tuple(cause.lacks(seen))))
     unseen = tuple((missing, tuple(causes)) for missing, causes in blind.items())
     if not len(log.steps):
         crashed = [found for found in findings if rules.known_symptoms()[found.cause.all[0].symptom].crash]
         return Diagnosis(log, _ranked(crashed), (), (), (fact("nothing_logged"),))
-    if _broken_before(log):
+    begin = [log.metrics[name].iloc[0] for name in ("loss", "grad_norm", "kl") if name in log.metrics]
+    if log.begins_late and begin and all(map(math.isnan, begin)):  # broken before the log begins, which tells no cause
         return Diagnosis(log, (), (), (), (fact("rows_before", step=int(log.steps[0])),))
-    return Diagnosis(log, _ranked(findings), tuple(possible), unseen, tuple(_lacking(log, seen)))
-
-
-def _broken_before(log: Log) -> bool:
-    """Whether the log is the end of a run whose numbers were broken before it begins: nothing tells the cause."""
-    first = [log.metrics[name].iloc[0] for name in ("loss", "grad_norm", "kl") if name in log.metrics]
-    return log.begins_late and bool(first) and all(map(math.isnan, first))
-
-
-def _lacking(log: Log, seen: rules.Sightings) -> list[Fact]:
-    """What a log lacks to show that a run is healthy."""
-    lacks = [fact("few_steps", steps=len(log.steps), least=ENOUGH_STEPS)] if len(log.steps) < ENOUGH_STEPS else []
-    if "reward" not in log.metrics:
-        lacks.append(fact("lacks", metric="reward"))
-    elif not any(isinstance(seen[each], rules.Seen) for each in ("reward_up", "reward_high_first")):
-        least = rules.known_symptoms()["reward_flat"].steps
-        if least / 2 <= len(log.steps) < least:
-            lacks.append(fact("no_trend", steps=len(log.steps), least=least))
-    if not isinstance(seen["reward_up"], rules.Seen) and sum(name in log.metrics for name in MECHANISM) < 2:
-        lacks.append(fact("lacks_two", metrics=", ".join(MECHANISM)))
-    if isinstance(seen["crash_sampling"], rules.Seen):
-        lacks.append(fact("crashed", crash=repr(log.crash)))
-    return lacks
+    shown = {name for name, sighting in seen.items() if isinstance(sighting, rules.Seen)}
+    known = {"steps": len(log.steps), "crash": repr(log.crash)}
+    rows = [(key, {**known, **rule}) for key, rule in rules.tables("story")["lacking"].items()]
+    lacking = [fact(key, **values) for key, values in rows if holds(values["when"], log=log, seen=shown, **values)]
+    return Diagnosis(log, _ranked(findings), tuple(possible), unseen, tuple(lacking))
 
 
 def _of_objective(log: Log, objective: str, whole: rules.Sightings) -> rules.Sightings:

@@ -7,12 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from grpo_lab.analysis.logs.text import tables
+
 Curve = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-SURE = 3.5
-"""Standard errors by which two levels of a curve must differ: they are picked among many."""
-TREND = 2.5
-"""Standard errors of its slope from which on a curve rises or falls, whatever its levels."""
+_LIMITS = tables("limits")["curves"]
 
 
 def finite(values: Curve) -> Curve:
@@ -35,19 +34,12 @@ def noise(values: Curve) -> float:
 
     Differences of normal noise have a mean magnitude of 2 / sqrt(pi) standard deviations. A course of many steps, and
     a few jumps, hardly change it.
-
-    >>> round(noise(np.array([0.0, 1.0, 0.0, 1.0])), 2), noise(np.array([0.0, 0.0, 0.0]))
-    (0.89, 0.0)
     """
     return float(np.mean(np.abs(np.diff(values)))) * math.sqrt(math.pi) / 2 if len(values) > 1 else 0.0
 
 
 def trend(values: Curve) -> float:
-    """The slope of a straight line through the curve, in its standard errors; 0 for less than four values.
-
-    >>> trend(np.array([1.0, 2.0, 1.0, 2.0, 1.0])), trend(np.arange(9.0) + np.array([0.1, -0.1, 0.0] * 3)) > 50
-    (0.0, True)
-    """
+    """The slope of a straight line through the curve, in its standard errors; 0 for less than four values."""
     if len(values) < 4 or np.ptp(values) == 0:
         return 0.0
     steps = np.arange(len(values)) - (len(values) - 1) / 2
@@ -58,21 +50,17 @@ def trend(values: Curve) -> float:
 
 
 class Course(NamedTuple):
-    """The course of one curve: its levels, and the places at which it changed."""
+    """The course of one curve: its levels, and the places at which it changed, as story.toml in data explains them."""
 
     kind: str
-    """`fell` (by half of its gain, or below its start), `dipped` (and came back), `rose`, `declined` or `flat`."""
     first: float
     last: float
     top: float
     top_at: int
     fell_at: int
-    """The first place that is clearly below the highest level."""
     dip: float
-    """The lowest level between two higher ones."""
     dip_at: int
     sure: float
-    """The least difference of two levels that is none of the curve's noise."""
 
 
 def course(values: Curve) -> Course | None:
@@ -84,7 +72,7 @@ def course(values: Curve) -> Course | None:
     first, last, top, top_at = float(level[0]), float(level[-1]), float(level.max()), int(np.argmax(level))
     bends = values[:-2] - 2 * values[1:-1] + values[2:]  # about straight lines: a steep course is no noise
     deviation = float(np.mean(np.abs(bends))) * math.sqrt(math.pi / 12)
-    sure = max(SURE * deviation * math.sqrt(2 / width), 0.02 * float(np.abs(level).max()))
+    sure = max(_LIMITS["sure"] * deviation * math.sqrt(2 / width), 0.02 * float(np.abs(level).max()))
     lost, gained = top - last, top - first
     still_high = np.flatnonzero(level[top_at:] >= top - 0.2 * lost)[-1] + top_at if lost > 0 else len(level) - 1
     fell_at = min(len(values) - 1, int(still_high) + math.ceil(0.8 * width))
@@ -94,7 +82,7 @@ def course(values: Curve) -> Course | None:
         kind = "fell"
     elif depth[low] > max(1.5 * sure, 0.4 * abs(float(level[low] + depth[low]))):
         kind = "dipped"
-    elif abs(last - first) <= sure and abs(trend(values)) <= TREND:
+    elif abs(last - first) <= sure and abs(trend(values)) <= _LIMITS["trend"]:
         kind = "flat"
     else:
         kind = "rose" if last > first else "declined"
@@ -184,11 +172,7 @@ def returns(values: Curve) -> Mask:
 
 
 def quotient_spread(values: Curve, other: Curve) -> float:
-    """The spread of a curve's quotient to another one, relative to its median; 0 where one is the other times a number.
-
-    >>> quotient_spread(np.array([2.0, 4.0, 6.0]), np.array([1.0, 2.0, 3.0]))
-    0.0
-    """
+    """The spread of a curve's quotient to another one, relative to its median; 0 if one is the other times a number."""
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient = finite(values / other)
     middle = float(np.median(quotient)) if len(quotient) else 0.0

@@ -25,18 +25,15 @@ from grpo_lab.events import encodable
 from grpo_lab.messages import ENGLISH
 from grpo_lab.metrics import METRICS, OF_THE_MACHINE, of_run
 
-WIDTH = 100
+_LIMITS = rules.tables("limits")["report"]
+WIDTH = _LIMITS["width"]
 _WIDE = "\u2e80-\u9fff\uff00-\uffef"
 _UNIT = re.compile(rf"[（《“]*[{_WIDE}][，。：；、！？）》”]*|[^\s{_WIDE}（“《]+[，。：；、！？）》”]*|\s+|.")
 """The parts between which a line may break: words, and Chinese characters with the punctuation that stays with them."""
 
 
 def wrapped(said: str, by: int = 0, first: str = "", most: int = WIDTH) -> list[str]:
-    """A paragraph of at most so many columns, indented by `by`, broken only between words or Chinese characters.
-
-    >>> wrapped("one two", 2, "1. ")
-    ['  1. one two']
-    """
+    """A paragraph of at most so many columns, indented by `by`, broken only between words or Chinese characters."""
     line, later, lines = " " * by + first, " " * (by + width(first)), []
     for unit in _UNIT.findall(" ".join(said.split())):
         if width(line + unit.rstrip()) > most and line.strip() and line != later:
@@ -60,11 +57,7 @@ def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Words:
-    """The words of one language.
-
-    >>> Words("en")("tell_apart"), Words("zh")("tell_apart")
-    ('To tell them apart', '如何区分')
-    """
+    """The words of one language."""
 
     language: str
 
@@ -103,16 +96,8 @@ class Words:
         return messages.catalogue(self.language, "diagnosis").get(key, english)
 
 
-NAMED = 3
-"""Curves that are named together, and metrics in a line of what a log lacks; of more the number is told."""
-
-
 def number(value: float) -> str:
-    """A number as a sentence has it.
-
-    >>> number(17098.2), number(0.06361), number(1e-9)
-    ('17,098', '0.064', '0')
-    """
+    """A number as a sentence has it."""
     if abs(value) < 5e-4:
         return "0"
     if 100 <= abs(value) < 1e6:
@@ -174,8 +159,9 @@ def _not_finite(log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
             place = int(np.flatnonzero(~broken)[-1]) + 1 if not broken.all() else 0
             found.setdefault(("nan_from" if place else "nan_always", int(curve.index[place])), []).append(name)
     for (key, step), names in sorted(found.items(), key=lambda item: item[0][1]):
-        more = f" + {len(names) - NAMED}" if len(names) > NAMED else ""
-        yield key, {"metric": ", ".join(names[:NAMED]) + more, "step": step}
+        most = _LIMITS["named"]
+        more = f" + {len(names) - most}" if len(names) > most else ""
+        yield key, {"metric": ", ".join(names[:most]) + more, "step": step}
 
 
 def rendered(template: str, **values: Any) -> str:
@@ -187,10 +173,6 @@ def rendered(template: str, **values: Any) -> str:
 
 HEAD = ("step", "metric", "value", "last", "healthy", "meaning")
 """The columns of the evidence: the value in the first step that shows it, and the last one."""
-WIDEST = 40
-"""Letters of the column of metrics, where an exception may stand too."""
-ENOUGH_STEPS = 6
-"""Rows that a curve needs to have a beginning and an end."""
 HEALTHY = "healthy"
 """The verdict if no logged metric shows a cause."""
 NOT_ENOUGH = "not-enough"
@@ -256,7 +238,11 @@ class Diagnosis:
         rows = [[word(f"column.{name}") for name in HEAD]]
         rows += [_row(each, word) for each in first.evidence] if first else []
         values |= {"found": self, "log": log, "first": first, "happened": story(log, word.language), "evidence": rows}
-        values |= {"enough": ENOUGH_STEPS, "trainer": rules.TRAINERS["names"].get(log.source), "algorithm": algorithm}
+        values |= {
+            "rules": rules.tables("story")["lacking"],
+            "trainer": rules.TRAINERS["names"].get(log.source),
+            "algorithm": algorithm,
+        }
         remedies = [_advised(remedy, log.source, word) for remedy in first.remedies] if first else []
         return rendered(template, **values, remedies=remedies, cannot_show=list(self._cannot_show(word)))
 
@@ -266,12 +252,12 @@ class Diagnosis:
 
     def _cannot_show(self, word: Words) -> Iterator[str]:
         """The metrics that the log lacks, in two lines at most."""
-        whys = dict.fromkeys(missing.why for missing, _ in self.blind)
+        whys, most = dict.fromkeys(missing.why for missing, _ in self.blind), _LIMITS["named"]
         for why in sorted(whys, key=lambda each: each.key == "not_logged")[:2]:
             missing = {missing.metric for missing, _ in self.blind if missing.why == why}
             names = [name for name in METRICS if name in missing]
-            more = [f"+ {len(names) - NAMED}"] if len(names) > NAMED else []
-            yield word.because(word("comma").join([*names[:NAMED], *more]), [why.said(word.language)])
+            more = [f"+ {len(names) - most}"] if len(names) > most else []
+            yield word.because(word("comma").join([*names[:most], *more]), [why.said(word.language)])
 
     def tree(self) -> dict[str, Any]:
         """The diagnosis as plain values for JSON, as `grpo-lab diagnose --json` prints it; NaN and inf are texts.
@@ -316,7 +302,8 @@ def _row(evidence: rules.Evidence, word: Words) -> list[str]:
     """A row of the table of the evidence."""
     measured = of_run(evidence.metric) in METRICS
     numbers = [f"{evidence.value:.4g}", f"{evidence.last:.4g}" if measured else ""]
-    named = evidence.metric if len(evidence.metric) <= WIDEST else evidence.metric[: WIDEST - 1] + "…"
+    most = _LIMITS["widest"]
+    named = evidence.metric if len(evidence.metric) <= most else evidence.metric[: most - 1] + "…"
     low, high = (f"{bound:g}" if math.isfinite(bound) else "" for bound in evidence.healthy)
     if low and high:
         healthy = word("range", low=low, high=high)
@@ -364,8 +351,6 @@ def _tree_of(finding: rules.DetectedCause) -> dict[str, Any]:
 NOT_COMPARED = {"learning_rate", *OF_THE_MACHINE}
 PLACES = {"output_dir", "logging_dir", "run_name", "run.name", "trainer.experiment_name"}
 """Settings that name the run."""
-FACTOR = 5
-"""Times its noise by which a curve leaves the other one."""
 
 
 class Level(NamedTuple):
@@ -422,7 +407,7 @@ class Comparison:
         left, right = both.to_numpy(float).T
         usual = min(noise(finite(left)), noise(finite(right)))
         with np.errstate(invalid="ignore"):
-            apart = (np.isfinite(left) != np.isfinite(right)) | (np.abs(left - right) > FACTOR * usual)
+            apart = (np.isfinite(left) != np.isfinite(right)) | (np.abs(left - right) > _LIMITS["apart"] * usual)
         stay = apart[:-2] & apart[1:-1] & apart[2:]
         return int(both.index[int(np.argmax(stay))]) if stay.any() else None
 

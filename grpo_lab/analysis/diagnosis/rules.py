@@ -20,7 +20,7 @@ from grpo_lab.analysis.diagnosis import curves
 from grpo_lab.analysis.diagnosis.curves import Curve
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.logs.table import Fact, fact, number_in
-from grpo_lab.analysis.logs.text import tables
+from grpo_lab.analysis.logs.text import patterns, tables
 from grpo_lab.config.algorithms import PART_OF, algorithm_of, unused
 from grpo_lab.errors import ConfigError
 from grpo_lab.metrics import METRICS, of_run
@@ -34,21 +34,13 @@ NAME, IDLE = "algorithm", "without_effect"
 
 
 def formulas_in(log: Log) -> dict[str, Any]:
-    """The formulas of a log's run as settings of `loss`; empty if nothing tells them.
-
-    >>> formulas_in(Log({}, settings={"importance_sampling_level": "sequence"}))
-    {'importance_sampling_level': 'sequence'}
-    """
+    """The formulas of a log's run as settings of `loss`; empty if nothing tells them."""
     found = {name: value for told in told_by(log).values() for name, value in told.items() if name not in (NAME, IDLE)}
     return found | {name.removeprefix(OWN): value for name, value in log.settings.items() if name.startswith(OWN)}
 
 
 def algorithm_in(log: Log) -> str:
-    """The algorithm of a log's run: that of its formulas, or else the trainer's own name for it; "" if unknown.
-
-    >>> algorithm_in(Log({}, settings={"loss_type": "grpo", "importance_sampling_level": "sequence"}))
-    'gspo'
-    """
+    """The algorithm of a log's run: that of its formulas, or else the trainer's own name for it; "" if unknown."""
     formulas, named = formulas_in(log), [told[NAME] for told in told_by(log).values() if NAME in told]
     known = "surrogate" in formulas or "aggregation" in formulas
     return (algorithm_of(formulas) if known else "") or (named[-1] if named else "")
@@ -310,7 +302,7 @@ class Condition:
     @staticmethod
     def read(text: str) -> Condition:
         """A condition from its text. Raises ConfigError for a text of another form."""
-        if found := _CONDITION.fullmatch(text):
+        if found := patterns("rules")["condition"].fullmatch(text):
             return Condition(**found.groupdict(""))
         raise ConfigError(f"condition {text!r}: write a, not a, unless a, a before b, a with b, or a by b")
 
@@ -323,15 +315,7 @@ class Condition:
         related = first is not None and (not self.relation or _RELATIONS[self.relation](first, other))
         return related is not bool(self.negation)
 
-    def unknown(self, seen: Sightings) -> list[Unknown]:
-        """The metrics that the log lacks to decide the condition."""
-        found = [seen[name] for name in (self.symptom, self.other) if name]
-        return [sighting for sighting in found if isinstance(sighting, Unknown)]
 
-
-_CONDITION = re.compile(
-    r"(?:(?P<negation>not|unless) )?(?P<symptom>\w+)(?: (?P<relation>before|with|by) (?P<other>\w+))?"
-)
 _RELATIONS: dict[str, Callable[[Seen, Seen | None], bool]] = {
     "before": lambda first, second: second is None or first.step < second.step,
     "with": lambda first, second: second is not None and first.step == second.step,
@@ -344,6 +328,7 @@ class Cause:
     """A cause: it holds if all conditions of `all` and one of `any` hold. It began with the first symptom of `all`.
 
     `scenarios` have this cause: several if no metric separates them; then `together` gives the reason.
+    The comments of causes.toml explain the other fields.
     """
 
     name: str
@@ -353,13 +338,9 @@ class Cause:
     any: Sequence[Condition] = ()
     level: str = "failure"
     fallback: bool = False
-    """Reported only if no other cause is found."""
     also: Sequence[str] = ()
-    """Symptoms that are evidence if seen, and are not conditions."""
     suspects: Sequence[Suspect] = ()
-    """The most likely first, before the log is asked."""
     own_suspects: Sequence[Suspect] = ()
-    """Mistakes of an own training loop, named first; they are ruled out in the `frameworks` of trainers.toml."""
     tell_apart: str = ""
     remedies: Sequence[Remedy] = ()
     lab: str = ""
@@ -384,11 +365,6 @@ class Cause:
             return False
         return None if None in every or True not in some else True
 
-    def onset(self, seen: Sightings) -> Seen | None:
-        """The sighting of its first symptom, or None."""
-        first = seen[self.all[0].symptom]
-        return first if isinstance(first, Seen) else None
-
     def evidence(self, seen: Sightings) -> list[tuple[str, Seen]]:
         """The symptoms that are evidence for the cause, its first condition first."""
         names = [c.symptom for c in (*self.all, *self.any) if not c.negation and c.holds(seen)]
@@ -412,8 +388,9 @@ class Cause:
 
     def lacks(self, seen: Sightings) -> list[Unknown]:
         """The metrics that would have to be logged to decide."""
-        found = [missing for c in (*self.all, *self.any) if c.holds(seen) is None for missing in c.unknown(seen)]
-        return list(dict.fromkeys(found))
+        undecided = [each for each in (*self.all, *self.any) if each.holds(seen) is None]
+        found = [seen[name] for each in undecided for name in (each.symptom, each.other) if name]
+        return list(dict.fromkeys(sighting for sighting in found if isinstance(sighting, Unknown)))
 
 
 @functools.cache

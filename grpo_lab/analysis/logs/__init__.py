@@ -4,7 +4,7 @@ From a run folder only metrics and settings are read: no verdict, no guard or fa
 """
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,9 @@ def read_runs(path: str | Path, metrics: Mapping[str, str] | None = None) -> lis
     """
     path = Path(path)
     try:
-        with table.given(metrics or {}) as there:
-            found = _with_files_beside(_log_in(path) if path.is_dir() else path)
+        return table.given(metrics or {}, lambda: _with_files_beside(_log_in(path) if path.is_dir() else path))
     except OSError as error:
         raise LogError(f"{path} cannot be read: {error.strerror or error}; give a log file or its folder") from error
-    _check_given(metrics, there, found[-1])
-    return found
 
 
 def from_dicts(found: Iterable[Mapping[str, Any]], metrics: Mapping[str, str] | None = None) -> Log:
@@ -67,24 +64,13 @@ def from_dicts(found: Iterable[Mapping[str, Any]], metrics: Mapping[str, str] | 
 
 def from_frame(frame: pd.DataFrame, metrics: Mapping[str, str] | None = None) -> Log:
     """The metrics in a pandas DataFrame, one row a step; the step is a column, the index, or the number of the row."""
-    return _of_columns(table.without_blank_rows(table.columns_of_frame(frame)), metrics)
+    return _of_columns(table.columns_of_frame(frame), metrics)
 
 
 def _of_columns(columns: table.Columns, metrics: Mapping[str, str] | None) -> Log:
     """The log in a table; of several runs the last, if their steps tell them apart."""
     one_run = not any(name in columns for name in table.STEP_NAMES)
-    with table.given(metrics or {}) as there:
-        log = table.runs_in([table.Table(columns, "table", one_run=one_run)])[-1]
-    _check_given(metrics, there, log)
-    return log
-
-
-def _check_given(metrics: Mapping[str, str] | None, there: Collection[str], log: Log) -> None:
-    """Raise LogError for a name that was given for a metric and is not in the log."""
-    for metric, name in (metrics or {}).items():
-        if name not in there:
-            left = ", ".join(log.unread) or "none"
-            raise LogError(f"the log has no column {name!r} for {metric}; columns that were not read: {left}")
+    return table.given(metrics or {}, lambda: table.runs_in([table.Table(columns, "table", one_run=one_run)]))[-1]
 
 
 def from_events(events: Iterable[Event]) -> Log:
@@ -114,10 +100,7 @@ def _log_in(folder: Path) -> Path:
     printed = sorted(path for kind in ("*.jsonl", "*.log", "*.out") for path in folder.glob(kind))
     if len(exports or printed) == 1:
         return (exports or printed)[0]
-    raise LogError(
-        f"{folder} holds no log: no events.jsonl, trainer_state.json, logging.jsonl, TensorBoard file or CSV, and "
-        f"{len(printed)} files *.jsonl, *.log or *.out; give the file itself"
-    )
+    raise LogError(tables("files")["errors"]["no_log"].format(folder=folder, count=len(printed)))
 
 
 def _csv_files(folder: Path) -> list[Path]:

@@ -10,15 +10,9 @@ from typing import Any
 from grpo_lab.analysis.logs.table import Fact, fact, number_in
 from grpo_lab.analysis.logs.text import last_exception, patterns, tables
 
-_FILES = tables("files")["beside"]
+_FILES, LIMITS = tables("files")["beside"], tables("limits")["beside"]
 DTYPE = "model.dtype"
 """The setting that the number format in a checkpoint's config.json becomes."""
-LARGEST = 2**20
-"""Bytes of a file of settings, and of the end of a console."""
-DEEPEST, MOST = 8, 5000
-"""A file of settings that is deeper or longer, as one whose parts hold each other, is read that far."""
-TOGETHER = 60
-"""Seconds between the last lines of one run's stdout and stderr, at most."""
 
 
 def settings_beside(log: Path) -> tuple[dict[str, Any], list[Fact]]:
@@ -37,9 +31,8 @@ def settings_beside(log: Path) -> tuple[dict[str, Any], list[Fact]]:
         except (OSError, ValueError, RecursionError) as error:
             notes.append(fact("bad_settings", file=path.name, why=(str(error) or repr(error)).splitlines()[0]))
     if own:
-        return {
-            name: value for name, value in found.items() if not f"{name}.".startswith(tuple(_FILES["not_read"]))
-        }, notes
+        left_out = tuple(_FILES["not_read"])
+        return {name: value for name, value in found.items() if not f"{name}.".startswith(left_out)}, notes
     places = (folder, *folder.glob("checkpoint-*"), folder.parent)
     if not found.keys() - {DTYPE} and any((place / "training_args.bin").exists() for place in places):
         notes.append(fact("pickle"))
@@ -56,8 +49,8 @@ def _files(folder: Path) -> list[Path]:
 
 def _tree(path: Path, own: bool) -> dict[str, Any]:
     """The settings in a file; none in one that tells nothing of a training. Raises ValueError for a damaged file."""
-    if path.stat().st_size > LARGEST:
-        raise ValueError(f"it has more than {LARGEST:,} bytes")
+    if path.stat().st_size > LIMITS["largest"]:
+        raise ValueError(f"it has more than {LIMITS['largest']:,} bytes")
     text = path.read_text(encoding="utf-8-sig")
     if path.suffix == ".json":
         tree = json.loads(text)
@@ -84,7 +77,7 @@ def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     {'lr': 1e-06, 'model.dtype': 'fp16'}
     """
     found: dict[str, Any] = {}
-    for name, value in itertools.islice(leaves(tree, "."), MOST):
+    for name, value in itertools.islice(leaves(tree, "."), LIMITS["most"]):
         if isinstance(value, str):
             number = number_in(value)
             found[name] = value if number is None else number
@@ -95,7 +88,9 @@ def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name}
 
 
-def leaves(tree: Mapping[str, Any], join: str, before: str = "", depth: int = DEEPEST) -> Iterator[tuple[str, Any]]:
+def leaves(
+    tree: Mapping[str, Any], join: str, before: str = "", depth: int = LIMITS["deepest"]
+) -> Iterator[tuple[str, Any]]:
     """The values in a tree, each with all its names joined; an empty name for every inner node, so that each counts."""
     for name, value in tree.items():
         if isinstance(value, Mapping) and depth:
@@ -111,16 +106,14 @@ def crash_beside(log: Path) -> str:
     A newer console with metrics and without a traceback tells of a later run that went on.
     """
     folders = [log.parent, log.parent.parent] if log.parent.name.startswith("checkpoint-") else [log.parent]
-    found = {
-        path for folder in folders for pattern in _FILES["consoles"] for path in folder.glob(pattern) if path.is_file()
-    }
+    files = [path for folder in folders for pattern in _FILES["consoles"] for path in folder.glob(pattern)]
     went_on = -math.inf
-    for path in sorted(found, key=lambda path: (-path.stat().st_mtime, path.name)):
+    for path in sorted({*filter(Path.is_file, files)}, key=lambda path: (-path.stat().st_mtime, path.name)):
         changed = path.stat().st_mtime
-        if changed < went_on - TOGETHER:
+        if changed < went_on - LIMITS["together"]:
             return ""
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LARGEST))
+            file.seek(max(0, path.stat().st_size - LIMITS["largest"]))
             text = file.read().decode("utf-8", errors="replace").replace("\r", "\n")
         *_, after_metrics = patterns("console")["inner_dictionary"].split(text)
         if crash := last_exception(after_metrics):

@@ -11,16 +11,9 @@ from typing import Any
 import numpy as np
 
 from grpo_lab.analysis.logs.table import Table, choose, columns_of, counters, fact, measured, words_of
-from grpo_lab.analysis.logs.text import PREFIX, Text, by_rows, patterns
+from grpo_lab.analysis.logs.text import PREFIX, Text, by_rows, patterns, tables
 
-_PATTERNS = patterns("console")
-_SUMMARY = "train_runtime"
-MOST = 5000
-"""Lines in which names are looked for."""
-FEW = 4
-"""With fewer rows a counter must stand in more than half of them."""
-NEAR = 2000
-"""Characters after a start in which transformers says that it goes on from a checkpoint."""
+_PATTERNS, _LIMITS = patterns("console"), tables("limits")["console"]
 
 
 @dataclass
@@ -51,7 +44,7 @@ def read_console(text: Text) -> list[Table]:
         rows.pop()
         notes.append(fact("cut"))
     counted = Counter(kind for row in rows for kind in row.counts)
-    kinds = {kind for kind, count in counted.items() if 2 * count >= len(rows) + (len(rows) < FEW)}
+    kinds = {kind for kind, count in counted.items() if 2 * count >= len(rows) + (len(rows) < _LIMITS["few_rows"])}
     values = [{**{kind: at for kind, at in row.counts.items() if kind in kinds}, **row.values} for row in rows]
     if not any(counters(row) for row in values):
         if (steps := _steps_of_bars(rows)) is not None:
@@ -59,7 +52,9 @@ def read_console(text: Text) -> list[Table]:
         elif not _by_epochs(values):
             notes.append(fact("counted_by", steps=text.logging_steps) if text.logging_steps > 1 else fact("counted"))
     begun = [at.end() for at in _PATTERNS["start"].finditer(said)]
-    starts = [bisect.bisect(places, at) for at in begun if not _PATTERNS["resumed"].search(said, at, at + NEAR)]
+    starts = [
+        bisect.bisect(places, at) for at in begun if not _PATTERNS["resumed"].search(said, at, at + _LIMITS["near"])
+    ]
     names = {name for row in rows for name in row.values}
     dictionaries_alone = sum(row.alone for row in rows) > len(rows) / 2
     of_trainer = dictionaries_alone and not names.isdisjoint(("loss", "learning_rate", "epoch"))
@@ -86,7 +81,7 @@ def _rows(said: str) -> Iterator[_Row]:
         if sure and not alone:  # of a completion that is printed between, or of DeepSpeed
             continue
         joins = (row.counts and pairs) or (row.values and (choose(pairs) or counters(pairs)))
-        if _SUMMARY in pairs or not (known or counts or joins):
+        if "train_runtime" in pairs or not (known or counts or joins):
             continue
         again = not pairs.keys().isdisjoint(row.values) and known
         if again or any(row.counts.get(kind, at) != at for kind, at in counts.items()):
@@ -128,7 +123,7 @@ def _pairs(line: str) -> tuple[dict[str, int], dict[str, str]]:
 
 def names_in(said: str) -> list[str]:
     """The names that recur in a text without a known metric, as in a log with other ones; those of a CSV's header."""
-    lines = [_PATTERNS["colour"].sub("", PREFIX.sub("", line)) for line in said.split("\n", MOST)[:MOST]]
+    lines = [_PATTERNS["colour"].sub("", PREFIX.sub("", line)) for line in said.split("\n")[: _LIMITS["most_lines"]]]
     found = Counter(name for line in lines for name in _pairs(line)[1])
     recurring = [name for name, count in found.items() if count > 1]
     header = [cell.strip() for cell in re.split(r"[,;\t|]", lines[0])]
@@ -142,7 +137,7 @@ def _of_training(rows: list[_Row]) -> list[_Row]:
     usual = sizes[len(sizes) // 2] if len(rows) > 3 else 0
     first = next((place for place, row in enumerate(rows) if 2 * len(measured(row.values)) > usual), 0)
     found = Counter(name for row in rows[first:] for name in row.values)
-    if len(rows) > FEW:  # what is printed once is a setting
+    if len(rows) > _LIMITS["few_rows"]:  # what is printed once is a setting
         for row in rows:
             row.values = {name: value for name, value in row.values.items() if found[name] > 1 or words_of(name)[1]}
     return rows[first:]

@@ -8,6 +8,7 @@ notebook. Event files need the package `tensorboard` (the extra of the same name
 
 import csv
 import html
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -24,12 +25,7 @@ from grpo_lab.analysis.logs.text import PREFIX, Text, by_rows, literal, parsed, 
 from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES
 
-_PATTERNS, _VERL = patterns("formats"), patterns("verl")
-LONGEST = 2**18
-"""Characters of a printed config."""
-ROUNDED = " actor/lr:0.000 "
-WIDTHS = range(70, 500)
-"""Widths at which a terminal cuts a line in the middle of a word."""
+_PATTERNS, _VERL, _LIMITS = patterns("formats"), patterns("verl"), tables("limits")["verl"]
 
 
 def read_verl(text: Text) -> list[Table]:
@@ -43,7 +39,7 @@ def read_verl(text: Text) -> list[Table]:
         rows.pop()
         notes.append(fact("cut"))
     columns = columns_of(rows)
-    if ROUNDED in said and not columns["actor/lr"].any():  # older versions print three decimals
+    if " actor/lr:0.000 " in said and not columns["actor/lr"].any():  # older versions print three decimals
         del columns["actor/lr"]
         notes.append(fact("rate_rounded"))
     crashes = by_rows(said, [line.start() for line in lines])
@@ -68,29 +64,25 @@ def _continued(record: str, said: str, width: int) -> str:
     """A record with the next line of it, after one of a width; empty if that line says something else."""
     if not said or _VERL["record"].search(said):
         return ""
-    last = record.rpartition(" - ")[2]
+    last, is_pair = record.rpartition(" - ")[2], _VERL["pair"].fullmatch
     if record.endswith(" -") or said.startswith("- "):
         joined, added = f"{record.removesuffix(' -')} - {said.removeprefix('- ')}", said.removeprefix("- ")
-    elif (
-        "/" in said
-        and _VERL["pair"].fullmatch(said)
-        and (_VERL["pair"].fullmatch(last) or _VERL["record"].search(last))
-    ):
+    elif "/" in said and is_pair(said) and (is_pair(last) or _VERL["record"].search(last)):
         joined, added = f"{record} - {said}", said
-    elif width in WIDTHS or _VERL["metric"].search(said):
+    elif _LIMITS["narrowest"] <= width <= _LIMITS["widest"] or _VERL["metric"].search(said):
         joined, added = record + said, last + said
     else:
         return ""
     *whole, begun = added.removesuffix(" -").split(" - ")
-    return joined if all(map(_VERL["pair"].fullmatch, whole)) and _VERL["begun"].match(begun) else ""
+    return joined if all(map(is_pair, whole)) and _VERL["begun"].match(begun) else ""
 
 
 def printed_settings(text: str) -> dict[str, Any]:
     """The settings in the config that verl prints at its start, and in the command of a shell that traces (set -x)."""
-    given: dict[str, Any] = dict(_VERL["override"].findall(text[:LONGEST]))
+    given: dict[str, Any] = dict(_VERL["override"].findall(text[: _LIMITS["longest_config"]]))
     start = _VERL["config"].search(text)
     printed, depth = "", 0
-    for line in text[start.start() :][:LONGEST].split("\n") if start else ():
+    for line in text[start.start() :][: _LIMITS["longest_config"]].split("\n") if start else ():
         said = PREFIX.sub("", line)
         printed += said + "\n"
         depth += said.count("{") - said.count("}")
@@ -144,10 +136,8 @@ def _notes_on(broken: list[int], count: int, name: str) -> Sequence[Fact]:
     cut = bool(broken) and broken[-1] == count - 1
     inside = broken[: len(broken) - cut]
     if len(inside) > count / 2:
-        raise LogError(
-            f"{name}: {len(inside):,} of {count:,} lines are no JSON object, the first is line {inside[0] + 1}; "
-            "give a file with one JSON object a line"
-        )
+        told = {"name": name, "broken": len(inside), "count": count, "first": inside[0] + 1}
+        raise LogError(tables("files")["errors"]["no_json"].format(**told))
     notes = [fact("cut")] if cut else []
     if inside:
         notes.append(fact("no_json", broken=f"{len(inside):,}", count=f"{count:,}", first=inside[0] + 1))
@@ -187,10 +177,7 @@ def _metrics_of(tree: dict[str, Any]) -> dict[str, Any]:
 
 OF_TENSORBOARD = ["wall time", "step", "value"]
 _BOUNDS = ("__MIN", "__MAX")
-_NAMES = {*METRICS, *(name for names in OTHER_NAMES.values() for name in names)} - {
-    "num_tokens",
-    *OTHER_NAMES["ratio/mean"],
-}
+_NAMES = {*METRICS, *itertools.chain(*OTHER_NAMES.values())} - {"num_tokens", *OTHER_NAMES["ratio/mean"]}
 _TAGS = {name.replace("/", "_"): name for name in sorted(_NAMES)}
 """Names as TensorBoard writes them in a file's name; its num_tokens may be a step's or those since the start, and
 any file may end with "ratio"."""
@@ -257,17 +244,17 @@ def read_csv(text: Text) -> list[Table]:
 
 def together(tables: Sequence[Table]) -> list[Table]:
     """The runs of several exports, each with the columns that any of them has."""
-    runs: dict[str, Table] = {}
+    runs: dict[str, Columns] = {}
     named = {table.name for table in tables if table.name}
     for table in tables:
         run = table.name or (min(named) if len(named) == 1 else "")  # the name of one curve alone may tell no run
-        known = runs.setdefault(run, replace(table, columns={}))
-        after = known.size
-        for name, column in table.columns.items():
+        known = runs.setdefault(run, {})
+        after = Table(known).size
+        for name, column in table.metrics.items():
             moved = column.set_axis(column.index + after)
-            known.columns[name] = pd.concat([known.columns[name], moved]) if name in known.columns else moved
+            known[name] = pd.concat([known[name], moved]) if name in known else moved
     notes = [note for table in tables for note in table.notes]
-    return _of_runs({name: table.columns for name, table in runs.items()}, tables[0].format, notes) if tables else []
+    return _of_runs(runs, tables[0].format, notes) if tables else []
 
 
 def _of_runs(runs: dict[str, Columns], format: str, notes: Sequence[Fact] = (), in_folder: bool = False) -> list[Table]:
@@ -321,10 +308,7 @@ def _of_panel(columns: Columns, notes: list, axis: str) -> list[Table]:
 def _of_curve(columns: Columns, notes: list, name: str) -> list[Table]:
     """The one curve of TensorBoard's export, whose metric stands in the file's name. Raises LogError if it does not."""
     if not (found := named_in(PurePath(name).name)):
-        raise LogError(
-            f"{name} is TensorBoard's CSV of one curve, and its name tells no metric known here: rename it to that of "
-            "the curve, as train_kl.csv, or give the folder of all curves"
-        )
+        raise LogError(tables("files")["errors"]["no_curve"].format(name=name))
     run, metric = found
     new = {"step": "step", "value": metric}
     own = {new[key.lower()]: column for key, column in columns.items() if key.lower() in new}
@@ -432,8 +416,7 @@ def _scalars(place: Path) -> Columns:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         from tensorboard.util.tensor_util import make_ndarray
     except ImportError as error:
-        way = 'pip install "grpo-lab[tensorboard]", or export the scalars as CSV'
-        raise LogError(f"{place} has TensorBoard files; to read them: {way}") from error
+        raise LogError(tables("files")["errors"]["no_tensorboard"].format(place=place)) from error
     events = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     found = {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}

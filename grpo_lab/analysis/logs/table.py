@@ -8,8 +8,7 @@ ones of data/metrics.toml count first, then the words of data/diagnosis/names.to
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -25,7 +24,7 @@ from grpo_lab.analysis.logs.text import patterns, tables
 from grpo_lab.errors import LogError, unknown
 from grpo_lab.metrics import METRICS, OF_THE_MACHINE, OTHER_NAMES, of_objective, of_run
 
-_NAMES = tables("names")
+_NAMES, _LIMITS = tables("names"), tables("limits")["table"]
 STEP_NAMES, PREFIXES = tuple(_NAMES["step"]), tuple(_NAMES["prefixes"])
 _ONLY = {source: re.compile(pattern) for source, pattern in _NAMES["only"].items()}
 TRAINERS = ("trl", "ms-swift")
@@ -57,18 +56,22 @@ class Meaning(NamedTuple):
     rank: int
 
 
-@contextmanager
-def given(names: Mapping[str, str]) -> Iterator[set[str]]:
-    """Read the log's names that are given for metrics; of these the log has those yielded. LogError for no metric."""
+def given(names: Mapping[str, str], read: Callable[[], list["Log"]]) -> list["Log"]:
+    """What `read` finds where a log's names are given for metrics. Raises LogError for no metric or an absent name."""
     for metric in names:
         if metric not in METRICS:
             raise unknown("metric", metric, METRICS, LogError)
     there: set[str] = set()
     token = _GIVEN.set((names, there))
     try:
-        yield there
+        found = read()
     finally:
         _GIVEN.reset(token)
+    for metric, name in names.items():
+        if name not in there:
+            left = ", ".join(found[-1].unread) or "none"
+            raise LogError(f"the log has no column {name!r} for {metric}; columns that were not read: {left}")
+    return found
 
 
 def bare(name: str) -> str:
@@ -144,11 +147,7 @@ def choose(names: Iterable[str], source: str = "") -> dict[str, str]:
 
 
 def source_of(names: Iterable[str]) -> str:
-    """The framework that gives metrics these names; empty if they tell none.
-
-    >>> source_of(["actor/grad_norm", "step"]), source_of(["train/kl", "train/epoch"]), source_of(["kl"])
-    ('verl', 'trl', '')
-    """
+    """The framework that gives metrics these names; empty if they tell none."""
     written = {each for name in names for each in (name, bare(name))}
     return next((source for source, only in _ONLY.items() if any(map(only.match, written))), "")
 
@@ -203,12 +202,6 @@ def near(names: Iterable[str], metrics: Iterable[str]) -> dict[str, str]:
 
 Columns = dict[str, pd.Series]
 """For each name its values; the index is the row. NaN was logged as NaN, and what was not logged is absent."""
-FAR = 5
-"""Steps that a last row must go back to be the first of a new run, not one out of order."""
-MOST_UNREAD = 8
-"""Unread columns that a note names."""
-TOO_MANY = 1000
-"""Rows out of order from which on they tell nothing."""
 
 
 class Fact(NamedTuple):
@@ -218,11 +211,7 @@ class Fact(NamedTuple):
     values: tuple[tuple[str, Any], ...] = ()
 
     def said(self, language: str = messages.ENGLISH) -> str:
-        """The fact in words.
-
-        >>> fact("begins_at", step=7).said()
-        'the log begins at step 7'
-        """
+        """The fact in words."""
         return messages.text_in(language, f"log.{self.key}", **dict(self.values))
 
 
@@ -239,14 +228,14 @@ class Log:
     """By their name in `grpo_lab.metrics.METRICS`, or that of an objective, as kl/F; the index is the step."""
     format: str = "table"
     """The format as which the log was read: an id below `log.format` in data/locale."""
-    hides_nan: bool = False
-    """Whether the writer may replace a loss of NaN by a finite number, as Hugging Face's Trainer does."""
-    notes: tuple[Fact, ...] = ()
+    notes: Sequence[Fact] = ()
     """Notes on the lines that were left out, and why."""
-    updates_a_row: int = 1
-    """The most updates in a row, whose metrics are means over them: the first row is not the start."""
     source: str = ""
     """The framework that wrote it: grpo_lab, trl, verl, openrlhf or ms-swift; empty if its names tell none."""
+    hides_nan: bool = False
+    """Whether the writer may replace a loss of NaN by a finite number, as Hugging Face's Trainer does."""
+    updates_a_row: int = 1
+    """The most updates in a row, whose metrics are means over them: the first row is not the start."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings found in the log or beside it, flat, under the framework's own names, as model_init_kwargs.dtype."""
     crash: str = ""
@@ -288,15 +277,9 @@ class Log:
 
 
 @dataclass(frozen=True)
-class Table:
-    """What a reader found in a log: its columns, and what else the text tells. See `Log` for the other fields."""
+class Table(Log):
+    """What a reader found: a log whose `metrics` are columns by row, with their names there, of all its runs."""
 
-    columns: Columns
-    format: str
-    notes: Sequence[Fact] = ()
-    source: str = ""
-    hides_nan: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
     crashes: Mapping[int, str] = field(default_factory=dict)
     """The exceptions of a console's tracebacks, by the number of rows before each."""
     starts: Sequence[int] = ()
@@ -305,19 +288,17 @@ class Table:
     """Rows without a step are counted from 0, or from this number in steps of it."""
     one_run: bool = False
     """Whether all rows are of one run, whatever their numbers tell."""
-    name: str = ""
-    updates_a_row: int = 1
 
     @property
     def size(self) -> int:
         """The number of rows."""
-        last = [int(column.index.to_numpy().max()) for column in self.columns.values() if len(column)]
+        last = [int(column.index.to_numpy().max()) for column in self.metrics.values() if len(column)]
         return 1 + max(last, default=-1)
 
     @property
     def chosen(self) -> dict[str, str]:
         """For each metric its name in the table."""
-        return choose(self.columns, self.source)
+        return choose(self.metrics, self.source)
 
 
 def number_in(value: Any) -> float | None:
@@ -330,11 +311,7 @@ def number_in(value: Any) -> float | None:
 
 
 def columns_of(rows: Iterable[Mapping[str, Any]]) -> Columns:
-    """The columns of rows; what is no number, or no text of one such as "nan" or "Infinity", was not logged.
-
-    >>> columns_of([{"kl": "0.5", "note": "x"}, {"kl": None}])["kl"].to_dict()
-    {0: 0.5}
-    """
+    """The columns of rows; what is no number, or no text of one such as "nan" or "Infinity", was not logged."""
     found: dict[str, dict[int, float]] = {}
     for place, row in enumerate(rows):
         for name, value in row.items():
@@ -347,7 +324,10 @@ def columns_of(rows: Iterable[Mapping[str, Any]]) -> Columns:
 
 
 def columns_of_frame(frame: pd.DataFrame) -> Columns:
-    """The columns of a frame. None and pd.NA mean not logged, NaN means logged as NaN; see also `Session.records`."""
+    """The columns of a frame. None and pd.NA mean not logged, NaN means logged as NaN; see also `Session.records`.
+
+    Rows that hold no number are left out: `Session.records` has one for a step that a crash cut short.
+    """
     if frame.index.name in STEP_NAMES:
         frame = frame.reset_index()
     columns: Columns = {}
@@ -359,11 +339,6 @@ def columns_of_frame(frame: pd.DataFrame) -> Columns:
         elif not pd.api.types.is_bool_dtype(values.dtype):
             known = values.astype(object).where(values.notna(), None)
             columns |= columns_of({name: value} for value in known)
-    return columns
-
-
-def without_blank_rows(columns: Columns) -> Columns:
-    """The columns without the rows that hold no number: `Session.records` has one for a step that a crash cut short."""
     measures = [columns[name] for metric, name in choose(columns).items() if metric not in OF_THE_MACHINE]
     filled = _rows([column.dropna() for column in measures])
     return {name: column.loc[column.index.isin(filled)] for name, column in columns.items()}
@@ -371,23 +346,17 @@ def without_blank_rows(columns: Columns) -> Columns:
 
 def runs_in(tables: Iterable[Table]) -> list[Log]:
     """The runs in tables, in order, each with a note on its place if there are several in its table."""
-    return [log for table in tables for log in _runs_of(table)]
-
-
-def _runs_of(table: Table) -> list[Log]:
-    table = replace(table, columns=_counted_through(table.columns))
-    if table.one_run:
-        return [log_of(table)]
-    edges = [0, *_restarts(table), table.size]
-    logs = []
-    for low, high in itertools.pairwise(edges):
-        own = {name: column.loc[low : high - 1] for name, column in table.columns.items()}
-        own = {name: column.set_axis(column.index - low) for name, column in own.items()}
-        logs.append(replace(log_of(replace(table, columns=own)), crash=table.crashes.get(high, "")))
-    if len(logs) > 1:
-        told = [fact("runs", count=len(logs), number=number) for number in range(1, len(logs) + 1)]
-        logs = [replace(log, notes=(*log.notes, said)) for log, said in zip(logs, told, strict=True)]
-    return logs
+    found = []
+    for table in tables:
+        table = replace(table, metrics=_counted_through(table.metrics))
+        edges = [0, *([] if table.one_run else _restarts(table)), table.size]
+        for number, (low, high) in enumerate(itertools.pairwise(edges), start=1):
+            own = {name: each.loc[(low <= each.index) & (each.index < high)] for name, each in table.metrics.items()}
+            own = {name: column.set_axis(column.index - low) for name, column in own.items()}
+            log = log_of(replace(table, metrics=own, crash=table.crashes.get(high, "")))
+            told = [fact("runs", count=len(edges) - 1, number=number)] if len(edges) > 2 else []
+            found.append(replace(log, notes=(*log.notes, *told)))
+    return found
 
 
 def log_of(table: Table) -> Log:
@@ -395,7 +364,7 @@ def log_of(table: Table) -> Log:
 
     Where no source is given, or TRL, the names may tell another one that uses the same Trainer.
     """
-    columns = {name: column for name, column in table.columns.items() if len(column)}
+    columns = {name: column for name, column in table.metrics.items() if len(column)}
     chosen = choose(columns, table.source)
     steps = _steps(columns, chosen, table)
     metrics = {metric: _by_step(columns[name], steps, metric) for metric, name in chosen.items()}
@@ -420,33 +389,27 @@ def log_of(table: Table) -> Log:
     notes = [*table.notes, *([fact("repeated", count=f"{repeated:,}")] if repeated else [])]
     counted = steps if counters(columns) else columns.get("epoch", pd.Series(dtype=np.float64))
     counts = np.unique(counted.dropna().to_numpy())
-    return Log(
-        {name: _last_of_each_step(series) for name, series in metrics.items()},
-        format=table.format,
+    if len(counts) == 1:  # rows are missing before one that is no first step, and no row of a log of every 5th step
+        late = counts[0] > 2 and counts[0] % 5
+    else:
+        late = len(counts) > 1 and counts[0] != 1 and counts[0] > 2 * np.median(np.diff(counts))
+    return replace(
+        table,
+        metrics={name: _last_of_each_step(series) for name, series in metrics.items()},
         hides_nan=table.hides_nan or source in TRAINERS,
         notes=(*notes, *_on_unread(left, chosen, source)),
-        updates_a_row=table.updates_a_row,
         source=source,
-        settings=table.settings,
         functions={name: _last_of_each_step(series) for name, series in functions.items()},
-        name=table.name,
         unread=left,
-        begins_late=_begins_late(counts),
+        begins_late=bool(late),
     )
-
-
-def _begins_late(steps: NDArray[np.int64]) -> bool:
-    """Whether rows before the first are missing: it is no first step, and no row of a log of every 5th step or so."""
-    if len(steps) == 1:
-        return bool(steps[0] > 2 and steps[0] % 5)
-    return len(steps) > 1 and bool(steps[0] != 1 and steps[0] > 2 * np.median(np.diff(steps)))
 
 
 def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> Iterator[Fact]:
     """A note on the columns that were not read, where a metric may be among them, or no framework is known."""
-    may_be = near(names, chosen)
+    may_be, most = near(names, chosen), _LIMITS["most_unread"]
     if names and (may_be or not source):
-        said = ", ".join(names[:MOST_UNREAD]) + " …" * (len(names) > MOST_UNREAD)
+        said = ", ".join(names[:most]) + " …" * (len(names) > most)
         offered = ", ".join(f"--metric {metric}={quote(name)}" for metric, name in may_be.items())
         yield fact("unread_near", names=said, offered=offered) if offered else fact("unread", names=said)
 
@@ -479,7 +442,7 @@ def _steps(columns: Columns, chosen: Mapping[str, str], table: Table) -> pd.Seri
 
 def _restarts(table: Table) -> list[int]:
     """The later rows that begin a run: the first counter decides, or else epoch, learning rate and console together."""
-    columns, chosen = table.columns, table.chosen
+    columns, chosen = table.metrics, table.chosen
     measured = _rows([columns[name] for name in chosen.values()])
     steps = counters(columns)
     named = {bare(name): name for name in columns} | {name: name for name in steps}
@@ -503,7 +466,7 @@ def _restarts(table: Table) -> list[int]:
     return [place for place in sorted(places) if place - 1 not in places]  # a last rate of 0 before a first one of 0
 
 
-def _counted_through(columns: Columns) -> Columns:
+def _counted_through(columns: Mapping[str, pd.Series]) -> Mapping[str, pd.Series]:
     """The columns with steps that go on where those in the log begin again with each epoch, or another counter."""
     name, *others = *counters(columns), ""
     for each in (each for each in columns if bare(each).lower() in ("epoch", "epochs") or each in others):
@@ -512,7 +475,7 @@ def _counted_through(columns: Columns) -> Columns:
         falls, rises = np.diff(steps) < 0, np.diff(outer) > 0
         if rises.any() and np.array_equal(falls, rises) and (outer == np.floor(outer)).all():
             length = steps.max() + (steps.min() == 0)
-            return columns | {name: steps + (outer - outer.iloc[0]) * length}
+            return {**columns, name: steps + (outer - outer.iloc[0]) * length}
     return columns
 
 
@@ -523,13 +486,13 @@ def _falls(column: pd.Series, slack: int) -> Iterator[int]:
     """
     values, rows, first = column.to_numpy(), column.index.to_numpy(), 0
     places = np.flatnonzero(values[1:] < values[:-1]) + 1
-    disordered = 3 * len(places) > len(values) or len(places) > TOO_MANY
+    disordered = 3 * len(places) > len(values) or len(places) > _LIMITS["too_many"]
     for place in () if disordered else places:
         before, after = values[first:place], values[place:]
         pace = float(np.median(np.diff(before))) if len(before) > 1 else 0.0
         ahead = after[1] - after[0] if len(after) > 1 else 0.0
         if len(after) == 1:
-            alone = before.max() - after[0] < FAR * pace
+            alone = before.max() - after[0] < _LIMITS["far"] * pace
         else:
             alone = before.max() < after[1] <= before.max() + pace
         if ahead >= 0 and after[0] <= max(before[0], slack * max(pace, ahead)) and not alone:

@@ -32,13 +32,11 @@ def tables(name: str) -> Mapping[str, Any]:
 def patterns(module: str) -> dict[str, re.Pattern[str]]:
     """The patterns of a module by name, from data/diagnosis/patterns.toml."""
     written, parts = tables("patterns")[module], tables("patterns")["parts"]
-    whole = {
-        name: re.sub(rf"\b(?:{'|'.join(parts)})\b", lambda part: parts[part[0]], text) for name, text in written.items()
-    }
-    return {name: re.compile(pattern) for name, pattern in whole.items()}
+    part = re.compile(rf"\b(?:{'|'.join(parts)})\b")
+    return {name: re.compile(part.sub(lambda found: parts[found[0]], text)) for name, text in written.items()}
 
 
-_PATTERNS = patterns("text")
+_PATTERNS, _LIMITS = patterns("text"), tables("limits")["text"]
 PREFIX = _PATTERNS["prefix"]
 
 
@@ -98,20 +96,8 @@ def parsed(text: str) -> Any:
         return None
 
 
-_RAY = "RayTaskError("
-"""ray puts the name of its own exception before the traceback of the one that it passes on."""
-LONGEST = 50_000
-"""Characters of a traceback."""
-WRAPPERS = ("ChildFailedError", "CalledProcessError")
-"""Launchers raise these after the process that they started has raised its own."""
-
-
 def last_exception(text: str) -> str:
-    """The last line of the last traceback in a text, as "ValueError: 3"; empty if there is none.
-
-    >>> last_exception("Traceback (most recent call last):\\n  File 'a.py', line 1\\nValueError: 3\\n")
-    'ValueError: 3'
-    """
+    """The last line of the last traceback in a text, as "ValueError: 3"; empty if there is none."""
     return by_rows(text, []).get(0, "")
 
 
@@ -120,12 +106,12 @@ def by_rows(text: str, places: Sequence[int]) -> dict[int, str]:
     found: dict[int, str] = {}
     starts = [*_PATTERNS["traceback"].finditer(text)]
     for start, after in itertools.zip_longest(starts, starts[1:]):
-        lines = text[start.end() : after.start() if after else None][:LONGEST].split("\n")[1:]
+        lines = text[start.end() : after.start() if after else None][: _LIMITS["longest_traceback"]].split("\n")[1:]
         bare = [_PATTERNS["before"].sub("", line).rstrip() for line in lines]
         likely = [line for line in bare if line and not line[0].isspace() and _PATTERNS["exception"].match(line)]
         sure = [line for line in likely if _PATTERNS["error"].match(line)]
-        known = [line for line in sure if _RAY not in line] or sure or likely
+        known = [line for line in sure if _LIMITS["of_ray"] not in line] or sure or likely
         rows = bisect.bisect(places, start.start())
-        if known and (rows not in found or not known[0].partition(":")[0].endswith(WRAPPERS)):
+        if known and (rows not in found or not known[0].partition(":")[0].endswith(tuple(_LIMITS["launchers"]))):
             found[rows] = known[0]
     return found
