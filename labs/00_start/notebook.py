@@ -15,9 +15,9 @@
 # Click into the cell below and press Shift + Enter. That runs the cell.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 25 minutes.** The first screen 3 · reading 5 · live run and first explosion 6 · first function 3 · one value 3 ·
-# the saved run 5. Every learner should have pressed Start and Stop once, and saved one run, before lab 1; the rest can be
-# homework.
+# **Plan, 25 minutes.** The first screen 3 · reading 5 · live run and first explosion 6 · first function 3 · one value 3
+# · the saved run 5. Every learner should have pressed Start and Stop once, and saved one run, before lab 1; the rest
+# can be homework.
 #
 # **Say.** "You cannot break anything here. Every run keeps its folder, Reset gives you a healthy model, and a crash
 # happens in another process."
@@ -36,25 +36,26 @@ Lecture(only="verl-nan-logprob")
 # ## 1. A run dies, and one is saved
 #
 # **A** is the run as it happened. For six steps the reward rises: more and more answers are the right sum. In the next
-# step one number is the logarithm of 0. One step later no weight of the model is a number any more, and the run crashes.
+# step one number is the logarithm of 0, and the update makes every weight NaN (*not a number*). One step later the run
+# crashes.
 #
-# Press **B**: the same model, seed and sums, but the cause is repaired, and the guards of the preset `stable` are on. A
-# *guard* checks or limits one number of each step. **B** runs to the end, and the reward goes on rising. The line above
-# the curves names the repair (*heal*) and the reason. It also names a guard (*stop*) that would have kept **A** alive
-# without the repair.
+# Press **B**: the same model, seed and sums, but the cause is repaired, and the guards of the preset `stable` are on (a
+# preset is a named set of settings). A *guard* checks or limits one number of each step. **B** runs to the end, and the
+# reward goes on rising. The line above the curves names the repair (*heal*) and the reason. It also names a guard
+# (*stop*) that would have kept **A** alive without the repair.
 #
-# **A** goes back. After a click into the picture the keys below it work too: ← and → move the run by a step, and the
-# tokens that your click opened follow.
+# **A** goes back. Click into the picture, and the keys ← and → move the run by a step.
 #
-# The coloured strip is the *chain*: the rows are the parts of a training step, and the columns are steps (in a very
-# short run, updates). Green is healthy, yellow is a warning, red is broken, and a frame marks the first break. These
-# are the questions of every lab: **which number broke first, why, what stops it, and does the model then learn?**
+# The coloured strip is the *chain*: the rows are the parts of a training step, and the columns are steps. A step can
+# have several updates of the weights; in a very short run each column is one update. Green is healthy, yellow is a
+# warning, red is broken, and a frame marks the first break. These are the questions of every lab: **which number broke
+# first, why, what stops it, and does the model then learn?**
 
 # %% [markdown]
 # ## 2. Read a run
 #
-# This recorded run of sixty steps does not crash. Move the slider *steps shown* below the curves to go back to any step.
-# The answers of the model to the right of the tabs belong to that step.
+# This recorded run of sixty steps does not crash. Move the slider *steps shown* below the curves to go back to any
+# step. The answers of the model to the right of the tabs belong to that step.
 #
 # You can also look inside a step. Click a point of a curve, and the tokens of that step (here: the characters of some
 # answers) open below. Click a cell of the strip, and the numbers of that part of the step open, with the lines of the
@@ -89,9 +90,9 @@ reward_noticed = False
 # END SOLUTION
 
 # %% [markdown]
-# One damaged sample caused this jump: click the peak of the norm to see its tokens. The reward looks fine, one number
-# jumps, and the next step looks normal again. You will meet this run again. The record of the run holds the same numbers,
-# one row per step:
+# One damaged sample caused this jump: click the peak of the norm to see its tokens. The reward looks fine, the norm and
+# the KL jump, and the next step looks normal again. You will meet this run again. The record of the run holds the same
+# numbers, one row per step:
 
 # %%
 panel.session.records[["step", "grad_norm", "kl", "reward", "ratio/max"]]
@@ -120,7 +121,8 @@ healthy = await live.run()
 # Now use the buttons yourself. Press **Start**, then **Pause**, then **Step** a few times: the strip fills column by
 # column. **Stop** ends the run after its current step. **Reset** restores the settings and makes room for the next run,
 # which starts from a healthy model. The last run stays as a faint grey curve; the switch *show the last run* in the tab
-# *Runs* hides it. Nothing is deleted. At last press **Start** once more and let the run end: section 6 compares with it.
+# *Runs* hides it. Nothing is deleted. At last press **Start** once more and let the run end: section 6 compares with
+# it.
 
 # %% [markdown]
 # ## 4. A first explosion
@@ -150,9 +152,9 @@ exploded = await explosion.run()
 # <details><summary>Our measurement: open it after your run</summary>
 #
 # On our machine the norm is 64,000 in the first step and the KL is above 10,000. From the second step on, almost no
-# answer is right. Yet the run reaches its end and every weight is finite: look at the answers of the last step. In lab 2
-# the same loss explodes at a rate at which a right loss learns, and you find the token that caused it. In lab 3 the same
-# cause crashes the run.
+# answer is right. Yet the run reaches its end and every weight is finite: look at the answers of the last step. In lab
+# 2 the same loss explodes at a rate at which a right loss learns, and you find the token that caused it. In lab 3 the
+# same cause crashes the run.
 #
 # </details>
 #
@@ -202,7 +204,7 @@ too_high = await live.run()
 
 # %%
 # %%exercise learning_rate
-# A number, as in 1e-2. The check trains 12 steps at this rate and tests 400 held-out sums before and after.
+# A number, as in 1e-2. The check trains 12 steps at this rate and tests 400 sums that it never trains on.
 # BEGIN SOLUTION
 learning_rate = 3e-4
 # END SOLUTION
@@ -211,8 +213,8 @@ learning_rate = 3e-4
 # ## 7. Save a run
 #
 # The last run of this lab is healthy except for one number. In step 20 one of its 128 rewards is NaN ("not a number"),
-# as from a judge that timed out. The guard `sanitize_rewards` leaves a completion out if its reward is not a number.
-# Predict first:
+# as from a judge that timed out. The guard `sanitize_rewards` leaves an answer (a *completion*) out if its reward is
+# not a number. Predict first:
 
 # %%
 # %%exercise rescue
@@ -239,9 +241,9 @@ doomed = await rescue.run()
 # %% [markdown]
 # <details><summary>What happened: open it after your run</summary>
 #
-# One NaN among 128 rewards made the advantages of its group NaN, then the gradient, then every weight. In the next step
-# sampling crashed. The two diamonds of a run that ends well show its *held-out reward*, on 200 sums that it never
-# trains on, before and after; this run has only the first.
+# One NaN among 128 rewards made NaN of all eight answers to that prompt, then of the gradient, then of every weight. In
+# the next step sampling crashed. The two diamonds of a run that ends well show its *held-out reward*, on 200 sums that
+# it never trains on, before and after; this run has only the first.
 #
 # </details>
 #
@@ -254,8 +256,8 @@ rescue.keep("no guard")
 saved = await rescue.run()
 
 # %% [markdown]
-# Were you too late? Then the run crashed again, and the next cell does the same in code. If your run was saved, the cell
-# only prints its summary.
+# Were you too late? Then the run crashed again, and the next cell does the same in code. If your run was saved, the
+# cell only prints its summary.
 
 # %%
 from grpo_lab.runs.summary import summary
@@ -280,14 +282,14 @@ held_out = 0.645
 
 # %% [markdown]
 # Two runs with the same seed were equal up to step 20. One is dead. The other one lost a single completion and kept
-# everything that it had learned: on five seeds its held-out reward rises from 0.22–0.31 to 0.60–0.66, as much as in runs
-# without the NaN (0.58–0.68). In this run everything else was right. In section 4 the loss itself was wrong, and the
-# guard only made the curves look better. You will often have to tell these two cases apart.
+# everything that it had learned: on five seeds its held-out reward rises from 0.22–0.31 to 0.60–0.66, as much as in
+# runs without the NaN (0.58–0.68). In this run everything else was right. In section 4 the loss itself was wrong, and
+# the guard only made the curves look better. You will often have to tell these two cases apart.
 
 # %% [markdown] tags=["instructor"]
 # **Show.** Let the class call out the moment for the switch. Then do it too late, during step 20: the update has made
-# every weight NaN, and the next sampling crashes before the guard can act. **Say.** "A guard protects the next update. It
-# brings no weight back."
+# every weight NaN, and the next sampling crashes before the guard can act. **Say.** "A guard protects the next update.
+# It brings no weight back."
 #
 # **Close with** the three questions of the course, on the board: Is it finite? Does it learn? Is it the loss that I
 # meant?

@@ -64,7 +64,7 @@ def _judge_hand(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
             text for wrong, text in SLIPS[name].items() if is_number(got) and math.isclose(got, wrong, rel_tol=5e-3)
         )
         why = other_kind(got, "a number") or next(known, why)
-        yield Finding(right, what, shown(got), "the number, to two or three digits", why)
+        yield Finding(right, what, shown(got), "the number, to two decimals", why)
 
 
 # Advantages ----------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@
 
 # %% [markdown] tags=["instructor"]
 # **Minutes.** Panel and reading 4, by hand 6, advantages 6, prediction and the two runs 5, loss per token 6, slope 4,
-# aggregation 6, table and other settings 3, log-probabilities 6, step 8, the runs of sections 9 and 10 6. If you are short of
-# time, leave out *Try other settings*.
+# aggregation 6, table and other settings 3, log-probabilities 6, step 8, the runs of sections 9 and 10 6. If you are
+# short of time, leave out *Try other settings*.
 #
 # **Say.** "There is no value network here and no reward model. There is a mean and a standard deviation." Let a learner
 # work the first exercise at the board before anybody types.
@@ -43,7 +43,7 @@ panel
 # - **gradient norm**: between 1 and 4 in every step. It does not shrink as the model learns.
 # - **KL to reference**: the distance of the policy from the model it started as. It rises slowly, and it has to: a
 #   policy that learns moves.
-# - **largest ratio**: exactly 1. Each batch is used for one update, and before that update the policy has not changed.
+# - **largest ratio**: 1, but for rounding. Each batch is used for one update, and before that update the policy has not changed.
 #
 # ## 1. One group, one token
 #
@@ -57,7 +57,7 @@ panel
 #
 # $$-\min(\text{ratio} \cdot A,\ \text{clip}(\text{ratio},\ 0.8,\ 1.2) \cdot A).$$
 #
-# Work out these values on paper, to two or three digits:
+# Work out these values on paper, to two decimals:
 #
 # - `right_one`, `wrong_one`: the advantage of the right completion and of a wrong one;
 # - `ratio`: the ratio of this token;
@@ -78,8 +78,9 @@ loss_wrong = 0.824
 # clipped branch does not depend on the policy, so this token has **no gradient**. In the wrong completion the minimum
 # picks the *unclipped* branch, and it does so for any larger ratio. This open side causes norms of 100 million.
 #
-# In a run, the clip binds from the second update of a batch on: at the first, every ratio is 1. The default is one update
-# (`loss.num_iterations`, the µ of the paper, is 1), so the clip never binds; it takes µ ≥ 2, and section 8 sets µ = 4.
+# In a run, the clip takes effect from the second update of a batch on: at the first, every ratio is 1. The default is
+# one update (`loss.num_iterations`, the µ of the paper, is 1), so the clip never takes effect; it takes µ ≥ 2, and
+# section 8 sets µ = 4.
 #
 # ## 2. Many groups at once
 #
@@ -156,8 +157,9 @@ pd.DataFrame({name: run.records[columns].tail(5).mean() for name, run in runs.it
 # One seed: the reward ended around 0.57 against 0.00, and the KL around 0.2 against 1.3. The gradient norm of the wrong
 # run was *smaller*, 0.2 against 2.6: when every answer is wrong, all rewards of a group are equal and give no gradient.
 # The loss was about 0.01 and 0.02. It never shows whether a run learns: at the first update every ratio is 1 and the
-# advantages of a group sum to 0. So the answer is **c**. A wrong sign produces no number out of range, so no guard sees
-# it. `first_break()` of a run returns the first link of the chain that was not finite: here it is `None` for both runs.
+# advantages of a group sum to 0. So the answer is **c**. Every number stays finite, and no norm or ratio is large, so
+# no guard acts. Only the KL leaves its healthy range, which ends at 1. `first_break()` of a run returns the first link
+# of the chain that was not finite: here it is `None` for both runs.
 #
 # </details>
 #
@@ -223,10 +225,11 @@ for row in [(-10.0, 1.5), (-9.5, 1.5), (-9.5, -0.5), (-10.5, -0.5), (-1.0, -0.5)
     compare(*row)
 
 # %% [markdown]
-# Read the rows from the top. Row 1, before any update: the gradient is $-A$. Row 2, clipped on the good side: 0. Row 3,
-# the same ratio with a negative advantage: not 0. Row 4, clipped on the bad side: 0. Row 5, a token of a wrong
-# completion that went from -10 to -1: its gradient is $0.5 \cdot e^9$, about 4,052, from **one token**. Lab 2 starts
-# from this row.
+# Read the rows from the top. Row 1, before any update: the gradient is $-A$. Row 2, a token of a right completion that
+# is already more than 1.2 times as likely: clipped, 0. Row 3, the same ratio with a negative advantage: not clipped,
+# not 0. Row 4, a token of a wrong completion that is already less than 0.8 times as likely: clipped, 0. Row 5, a token
+# of a wrong completion that went from -10 to -1: its gradient is $0.5 \cdot e^9$, about 4,052, from **one token**. Lab
+# 2 starts from this row.
 #
 # ## 6. From tokens to one number
 #
@@ -234,8 +237,8 @@ for row in [(-10.0, 1.5), (-9.5, 1.5), (-9.5, -0.5), (-10.5, -0.5), (-1.0, -0.5)
 #
 # - `token`: every trained token has the same weight (DAPO).
 # - `sequence`: take the mean of each completion over its own tokens, then the mean of these means (DeepSeekMath).
-# - `constant`: divide the sum by the number of completions times the width (Dr. GRPO). The width does not depend on the
-#   lengths: the trainer uses `sampling.max_completion_length`.
+# - `constant`: divide the sum by B · T, the number of completions times the width of `mask`; the lengths do not matter
+#   (Dr. GRPO). The trainer takes `sampling.max_completion_length` for T.
 #
 # `mask` is 1 for trained tokens. Where it is 0, `per_token` may hold anything, even NaN.
 
@@ -288,26 +291,26 @@ for how in ("token", "sequence", "constant"):
 # | divides by the std | yes | `scale_rewards="group"`; `batch` or `none` | yes, can be switched off | a flag | **no** | yes; `batch` or `none` |
 # | std over | not said | G - 1 | G - 1 | G - 1 in `torch.std`\* | | G - 1 |
 # | added to the std | nothing | 1e-4 | 1e-6 | `advantage_eps` | | 1e-6 |
-# | equal rewards | | rounding noise / 1e-4 | rounding noise / 1e-6 | rounding noise / eps\* | rounding noise | exact zeros |
+# | equal rewards | | rounding noise, divided by 1e-4 | rounding noise, divided by 1e-6 | rounding noise, divided by eps\* | rounding noise | exact zeros |
 # | a group of one | | refused in training | the **raw reward** | NaN from `torch.std`\* | 0 | exact zero |
-# | mean over tokens | sequence | `dapo`: token; `grpo`, `dr_grpo` and others | token; three others | sequence\* | token, each pass | token |
+# | mean over tokens | sequence | `dapo`: token; `grpo`, `dr_grpo` and others | token; three others | sequence\* | token mean of each pass | token |
 # | clip range | ε | 0.2, and `epsilon_high` | 0.2, low and high | one `cliprange` | **no ratio at all** | 0.2, and `epsilon_high` |
 # | bound for A < 0 | none | `delta`, off | dual clip at 3, on | none | | `dual_clip`, a guard |
 # | log-ratio before exp | as it is | as it is | clamped to ±20 | as it is\* | | `clamp_log_ratio`, a guard |
 # | KL | k3 in the loss | k3 in the loss, `beta` = **0** | in the loss or in the reward, k1, k2 or k3 | none | none | k3 in the loss, 0.02 |
 # | k3 | | `exp(d) - d - 1` | clamped to ±20, then the result to ±10 | | | `expm1(d) - d` |
-# | old policy at µ = 1 | the sampler | `logprobs.detach()`: the ratio is 1 | a separate pass | a separate pass\* | | the sampler's log-probabilities, if it samples plainly |
+# | old policy at µ = 1 | the sampler | `logprobs.detach()`: the ratio is 1 | a separate pass | a separate pass\* | | the sampler's log-probabilities, if it has no filter and no penalty |
 #
 # Two differences are common and hard to notice: `beta = 0` by default, and the advantage of a group of one.
 #
 # ## 8. Try other settings
 #
 # Below is your run again. `panel.set(...)` does the same as the sliders. Try three things and compare each with the run
-# you keep:
+# you keep; the next cells do the first. Press Reset between two of them.
 #
 # 1. `loss.advantage_scale=none`: no division by the standard deviation. The norm halves. What happens to the reward?
 # 2. `data.num_generations=2`: how many groups have equal rewards and give no gradient (`frac_reward_zero_std`)?
-# 3. `loss.num_iterations=4`: four updates per batch. Now the ratio moves. How much of it is clipped?
+# 3. `loss.num_iterations=4`: four updates per batch. Now the ratio moves. What share of the tokens is clipped (`clip_ratio/region_mean`)?
 
 # %%
 panel = lab.panel(
@@ -367,9 +370,11 @@ def logprobs(policy, batch):
 
 # %% [markdown]
 # Now the step. Call your functions by name: `advantages(rewards)`, `logprobs(policy, batch)`, `policy_loss(...)` and
-# `aggregate(...)` with `"token"`. Each update needs new log-probabilities, the loss of section 6 with its KL part, and
-# three calls of PyTorch: `optimizer.zero_grad()`, `loss.backward()`, `optimizer.step()`. In the check of this cell the
-# four names call our solutions, so that each exercise is judged by itself; the run below uses yours.
+# `aggregate(...)` with `"token"`. Give the results other names than the functions have. The completions stand in the
+# order of `rewards`, row by row: `flatten()` turns (P, G) into (B,). Each update needs new log-probabilities, the loss
+# of section 6 with its KL part, and three calls of PyTorch: `optimizer.zero_grad()`, `loss.backward()`,
+# `optimizer.step()`. In the check of this cell the four names call our solutions, so that each exercise is judged by
+# itself; the run below uses yours.
 
 # %%
 # %%exercise step
@@ -402,8 +407,9 @@ code = [line for line in mine.read_text(encoding="utf-8").splitlines() if line.s
 print(mine, "has", len(code), "lines of code")
 
 # %% [markdown]
-# `loss.step` takes the name of a function in a file: the package samples, scores and draws the curves, and your step does
-# the rest. First the package's own trainer runs, then yours, with the same seed. How far apart will the two curves be?
+# `loss.step` takes the name of a function in a file: the package samples, scores and draws the curves, and your step
+# does the rest. First the package's own trainer runs, then yours, with the same seed. How far apart will the two curves
+# be?
 #
 # The panel cannot look inside your `step`. In the chain of your run the rows of the advantages, the ratio and the loss
 # stay empty; there are no tokens to open, and no largest ratio.
@@ -433,16 +439,17 @@ table[(table.index % 5 == 0) | (table.index == table.index[-1])]
 # norms agreed to five digits in every step but the last. The package sums the same numbers in another order,
 # because it runs a prompt once for its eight completions; so the last digits differ.
 #
-# In the last step norm and KL jump in both runs, to 24 and 2.3. One token was drawn that the policy has made almost 900
-# times less likely than the reference, and k3 takes exp of this distance. Lab 5 is about such tokens.
+# In the last step norm and KL jump in both runs, to 24 and 2.3. The policy had made one sampled token almost 900 times
+# less likely than it is under the reference, and k3 takes exp of this distance. Lab 5 is about such tokens.
 #
 # </details>
 #
 # ## 10. Break it: one word
 #
-# The report TRAIN-001 of lab 2 is one word of your file: the ratio compares with the reference, and not with the policy
-# that sampled. In the first step both are the same model. What do you expect of the gradient norm, and of the reward?
-# Decide before you run: with four updates per batch (`loss.num_iterations=4`), first as you wrote it, then with the word.
+# Change one word of your file, and you have the loss of the report TRAIN-001 (lab 2): `old_logprobs` becomes
+# `ref_logprobs`. The ratio then compares with the reference, and not with the policy that sampled. In the first step
+# both are the same model. What do you expect of the gradient norm, and of the reward? Decide before you run. Both runs
+# have four updates a batch (`loss.num_iterations=4`), the first with `old_logprobs`, the second with `ref_logprobs`.
 
 # %%
 source = mine.read_text(encoding="utf-8")
@@ -467,10 +474,11 @@ exploded.records.loc[exploded.records["grad_norm"].nlargest(5).index, ["step", "
 # %% [markdown]
 # <details><summary>Our measurement: open it after your run</summary>
 #
-# With `old` the largest norm was 8, and the held-out reward rose from 0.285 to 0.48 in 24 steps. With `ref` the norm reached
-# 182 in the sixth step, the reward of the last five steps was 0.07, and held out it fell to 0.085. The first norms are
-# close. From the second update on, the clip measures from the start of the run, and a token that has become likelier since
-# then is out of its range for good: where its advantage is negative, it is pushed down with a weight that nothing bounds.
+# With `old` the largest norm was 8, and the held-out reward rose from 0.285 to 0.48 in 24 steps. With `ref` the norm
+# reached 182 in step 5, the reward of the last five steps was 0.07, and held out it fell to 0.085. The first norms are
+# close. From the second update on, the clip measures from the start of the run, and a token that has become likelier
+# since then is out of its range for good: where its advantage is negative, it is pushed down with a weight that nothing
+# bounds.
 #
 # </details>
 #

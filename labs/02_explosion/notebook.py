@@ -18,8 +18,8 @@
 
 # %% [markdown] tags=["instructor"]
 # **Plan, 45 minutes.** Recording and prediction 5 · run and trace 8 · `gradient` and `reported` 8 · `culprit` 8 ·
-# `log_ratio` and the healed run 6 · `bounded` 5 · clip and `in_words` 5. Leave *Try other settings* to the fast learners.
-# The runs of sections 3 and 7 take about half a minute each on a laptop; let learners read on while they go.
+# `log_ratio` and the healed run 6 · `bounded` 5 · clip and `in_words` 5. Leave *Try other settings* to the fast
+# learners. The runs of sections 3 and 7 take about half a minute each on a laptop; let learners read on while they go.
 #
 # **Say.** "Every number in the config is reasonable. The loss is PPO's, every formula is in a paper, and the norm is a
 # hundred million."
@@ -43,16 +43,16 @@ lab = gl.Lab("02_explosion")
 lab.panel(recording="kl-explosion-smollm2")
 
 # %% [markdown]
-# One token had become $e^{33.5}$ times less likely than under the reference. The norm was 9 · 10¹³ in the first step.
-# How did the sampled text change after it?
+# A step of this run has four updates. After the first update of step 0 one token was already $e^{33.5}$ times less
+# likely than under the reference, and the norm was 9 · 10¹³. How did the sampled text change in the steps after it?
 
 # %% [markdown]
 # ## 2. Predict
 #
 # Now you run the same loss on a model that trains in seconds: 0.8 million weights, in fp32, adding two numbers. A batch
-# has 16 prompts with 8 completions each and gets four updates; gradients are clipped to a norm of 0.5. The learning rate
-# is 30 times the report's, because this model is 150 times smaller than GPT-2. With the right loss it learns at this
-# rate.
+# has 16 prompts with 8 completions each and gets four updates; gradients are clipped to a norm of 0.5. The learning
+# rate is 30 times the report's, because this model is 150 times smaller than GPT-2. With the right loss it learns at
+# this rate.
 
 # %%
 # %%exercise forecast
@@ -69,7 +69,7 @@ answer = "c"
 # ## 3. Cause it
 #
 # The next cell shows a panel, presses Start for you, and waits for the end. Before and after the run, the model answers
-# 200 held-out sums.
+# 200 held-out sums. In the table below it, `weights/max_move` is the largest change of a single weight in a step.
 
 # %% tags=["slow"]
 panel = lab.panel(
@@ -139,14 +139,15 @@ for note in step.links:
 # <details><summary>Was it the ratio? First read the numbers of update 0, then open this</summary>
 #
 # The largest ratio of this update is about 15,000. So the log-ratio of the token is +9.6: the policy gives it 15,000
-# times the probability that the reference gives it. The gradient at the log-ratio has its maximum at the same token. And
-# this is update 0: no weight has moved since this batch was sampled. A ratio that measures the updates *since sampling*
-# would be exactly 1 here.
+# times the probability that the reference gives it. The gradient at the log-ratio has its maximum at the same token.
+# And this is update 0: no weight has moved since this batch was sampled. A ratio that measures the updates *since
+# sampling* would be exactly 1 here. So the ratio is the suspect: the loss of the report divides by the probability
+# under the reference, where lab 1 divides by that of the policy that sampled.
 #
 # </details>
 #
-# Two terms of the loss take exp of this distance: the ratio, and the KL estimate. In the recorded run of section 1 the KL
-# estimate exploded, at −33.5. To tell which term it is, you need the gradient of each term for one token.
+# Two terms of the loss take exp of this distance: the ratio, and the KL estimate, which exploded in the recorded run of
+# section 1, at −33.5. To tell which term it is here, sections 5 and 6 compare their gradients for one token.
 
 # %% [markdown]
 # ## 5. The side that min leaves open
@@ -177,16 +178,14 @@ for nats in (0.0, 0.5, 5.0, 10.0, 15.0):
 
 # %% [markdown]
 # With A > 0 the clip works: beyond $1 + \epsilon$ the gradient is 0. With A < 0 nothing bounds the ratio. One token
-# with three properties is enough for an explosion: it is very unlikely under the denominator, the policy now likes it,
-# and its completion has a negative advantage.
+# with three properties is enough for an explosion: it is very unlikely under the reference, the policy now finds it
+# likely, and its completion has a negative advantage.
 #
-# As in lab 1, the clip can act from the second update of a batch on: the right ratio is measured from the policy that
-# sampled, so at the first update it is 1 for every token. The number of updates a batch is µ = `loss.num_iterations`, 1
-# by default and 4 here.
+# (The number of updates a batch, µ = `loss.num_iterations`, is 4 here.)
 
 # %%
 # %%exercise reported
-# A token on the open side, A = -1, has a gradient of 113,818,385. How many nats away is it?
+# A token on the open side, A = -1, has a gradient of 113,818,385. How many nats away is it? Give two decimals.
 # BEGIN SOLUTION
 nats = 18.55
 # END SOLUTION
@@ -207,16 +206,16 @@ nats = 18.55
 # The other term is $\beta\,(e^d - 1 - d)$ with $d = -\text{log-ratio}$ (here both are measured from the reference). The
 # ratio explodes for a token that the policy has made far *likelier* than it is under the reference, the KL estimate for
 # one that it has made far *less* likely. Write a function that names the culprit. The part for the ratio is given; add
-# the part for the KL estimate.
+# the part for the KL estimate, compare the two token by token, and return the place and the term of the largest.
 
 # %%
 # %%exercise culprit
 import torch
 
 def culprit(log_ratio, advantages, beta, epsilon=0.2):
-    """(completion, token, "ratio" or "kl") of the largest gradient by log_ratio, (B, T).
+    """The largest gradient by log_ratio of the two terms, as (completion, token, "ratio" or "kl").
 
-    Completions and tokens count from 0.
+    log_ratio is (B, T), advantages is (B,). Completions and tokens count from 0.
     """
     ratio, a = log_ratio.exp(), advantages[:, None]
     clipped = ((a > 0) & (ratio > 1 + epsilon)) | ((a < 0) & (ratio < 1 - epsilon))
@@ -243,7 +242,8 @@ for name, token in (("your run", 9.6), ("the recorded run", -33.5)):
 #
 # Why is the reference the wrong denominator? The completions were drawn by the policy as it was before the updates of
 # this step. The ratio corrects for these updates and for nothing else. Measured from the reference it also holds
-# everything that the model has learned in all steps before, and it leaves the clip range for good.
+# everything that the model has learned in all steps before, and it leaves the clip range for good. `batch`
+# holds `old_logprobs`, `ref_logprobs` and `sampling_logprobs`, each (B, T). Which one do you subtract?
 
 # %%
 # %%exercise log_ratio
@@ -254,8 +254,8 @@ def log_ratio(logprobs, batch):
     # END SOLUTION
 
 # %% [markdown]
-# Your function is now in a file, and the config gets its path. Rate, seed, batch and clip stay as they are. The plot keeps
-# the first run behind the new one.
+# Your function is now in a file, and the config gets its path. Rate, seed, batch and clip stay as they are. The plot
+# keeps the first run behind the new one.
 
 # %% tags=["slow"]
 panel.keep("as reported")
@@ -290,8 +290,7 @@ pd.DataFrame({name: each.records[["grad_norm", "kl", "ratio/max"]].max() for nam
 # ## 8. Bound the input of exp
 #
 # Your run is healed. The second exp remains: the KL estimate is correctly measured from the reference, and no choice of
-# denominator changes that. In the recorded run of section 1 it was the one that exploded. Where does a bound belong? Try
-# both places at 100 nats:
+# denominator changes that. Where does a bound belong: after exp, or before it? Try both at 100 nats:
 
 # %%
 x = torch.tensor([100.0, 100.0], requires_grad=True)
@@ -338,8 +337,8 @@ print("bounded:", bounded.status, "after", len(bounded.records), "steps; first b
 # %% [markdown]
 # <details><summary>Our measurement: open it after your run</summary>
 #
-# With k3 as it is, the loss is infinite in step 1 and the run crashes in step 2. With your bound it makes all ten steps,
-# and the token that is 100 nats away gets no gradient.
+# With k3 as it is, the loss is infinite in step 1 and the run crashes in step 2. With your bound it makes all ten
+# steps, and the token that is 100 nats away gets no gradient.
 #
 # </details>
 
@@ -364,16 +363,17 @@ pd.DataFrame({clip: records[columns].max() for clip, records in clipped.items()}
 # %% [markdown]
 # <details><summary>Our measurement: open it after your run</summary>
 #
-# The norm explodes under each of them (to 97, 2,500 and 990: an explosion is a matter of chance), and the largest move is
-# nearly the same, with the clip and without. AdamW divides each gradient by a running average of its own size, so a
+# The norm explodes under each of them (to 97, 2,500 and 990: an explosion is a matter of chance), and the largest move
+# is nearly the same, with the clip and without. AdamW divides each gradient by a running average of its own size, so a
 # common factor cancels. Clipping limits a length that AdamW does not use, and it keeps the direction set by one token.
 #
 # </details>
 
 # %% [markdown]
 # A colleague's run shows a norm of 2,500; its ratio has the reference in the denominator, as in the report. The
-# colleague writes: "I have set `max_grad_norm` to 0.05, that should do." Answer in three to five sentences: why does
-# the clip not help, what should change instead, and why?
+# colleague writes: "I have set `max_grad_norm` to 0.05, that should do." Answer in three to eight sentences: why does
+# the clip not help? What should the ratio's denominator be, and why? Which `exp` then remains, and where do you bound
+# it?
 
 # %%
 # %%exercise in_words
