@@ -365,7 +365,7 @@ def update(parameters, optimizer, losses, max_norm=1.0):
 # - the tiny model learns in 12 steps of 16 prompts, measured on 400 held-out problems before and after;
 # - the ratio compares with the sampling policy: with one update per batch it is 1;
 # - your guards do not act in this healthy run (a warm-up may act) and do not change its gradient;
-# - the run survives five failures and makes at least half of its steps in each, with finite weights after each of them:
+# - the run survives five failures and makes at least half of its steps in each, with finite weights after every step:
 #   a judge returns NaN, a token is 100 nats from the reference, a token is 100 nats from the sampling policy, one
 #   gradient is NaN, the weights are fp16.
 #
@@ -379,8 +379,8 @@ design
 as_reported = await design.run()
 
 # %% [markdown]
-# At a rate of 1e-5 this small model does not explode; GPT-2, with 150 times as many weights, did. It does not learn
-# either: the curve is noise. (It starts near a half because completions are sampled at temperature 0.8 and top-p 0.9.)
+# At a rate of 1e-5 this small model does not explode; GPT-2, with 150 times as many weights, did. The small one does
+# not learn either: the curve is noise. (It starts near a half because sampling is at temperature 0.8 and top-p 0.9.)
 
 # %% tags=["slow"]
 # %%exercise stable
