@@ -128,7 +128,7 @@ def judged(session: Session, expect: Expectation | None = None) -> Measurement:
 
 
 def survives(config: Config, what: str, seed: int, why: str, expect: Expectation | None = None) -> Finding:
-    """Whether a run ends without a crash, keeps at least half of its steps, and shows no symptom in a kept step."""
+    """Whether a run ends without a crash and keeps half of its steps or more, none with a symptom or broken weights."""
     session = run(config, seed)
     result = judged(session, expect)
     if failed := _failed(result, session.events, expect):
@@ -148,9 +148,12 @@ def _failed(result: Measurement, events: Sequence[Event], expect: Expectation | 
         return Sentence("{} in {} after {}", Sentence(result.fate), result.crash or result.message, steps), "no crash"
     if result.fate == Fate.BROKEN:
         return Sentence("weights that are NaN or inf after the last step"), "every weight finite"
+    accepted = [event.metrics for event in events if isinstance(event, Stepped) and not event.refused]
+    if broken := sum(step.get("weights/nonfinite", 0) > 0 for step in accepted):
+        got = Sentence("weights that are NaN or inf after {} of {} steps kept", broken, len(accepted))
+        return got, "every weight finite"
     if result.fate == Fate.SHOWN and expect:
-        kept = [event.metrics for event in events if isinstance(event, Stepped) and not event.refused]
-        most = {name: max(step.get(name, -math.inf) for step in kept) for name in expect.metrics}
+        most = {name: max(step.get(name, -math.inf) for step in accepted) for name in expect.metrics}
         reached = [f"{name} {beside(value, expect.metrics[name])}" for name, value in most.items()]
         limits = [Sentence("{} below {:g}", name, limit) for name, limit in expect.metrics.items()]
         got = Sentence("{} in steps kept", listed("{} and {}", reached))

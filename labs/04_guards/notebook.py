@@ -159,8 +159,9 @@ answer = {
 
 # %% [markdown]
 # Two of the three have several right answers. Refusing the update (`skip_nonfinite`) is the general one, but it gives
-# up the whole batch; a guard nearer to the cause saves the rest of the batch. The fp16 failure has only one right
-# answer: its gradient is healthy, so a guard that looks at gradients cannot see it.
+# up the whole batch; a guard nearer to the cause saves the rest of the batch. For the fp16 failure only
+# `representable_epsilon` prevents the damage: its gradient is healthy, so a guard that looks at gradients cannot see it.
+# `check_probabilities` only rolls it back one step later, so every second step leaves broken weights.
 #
 # ## 5. A guard that saves a run
 #
@@ -381,7 +382,7 @@ for name, guard in gl.GUARDS.items():
 # corrupt sample, a KL above 1 together with a norm above 20.)
 #
 # - at most three guards,
-# - no crash, no broken weight, no symptom in an accepted step, and at least half of the steps accepted,
+# - no crash, no broken weight and no symptom after an accepted step, and at least half of the steps accepted,
 # - the healthy run learns, no guard acts in it, and its gradient is the same as without guards.
 #
 # The check trains fifty short steps and takes about ten seconds. Each set that you try adds a row to a scoreboard, fewest

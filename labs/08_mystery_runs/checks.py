@@ -321,7 +321,7 @@ SECTIONS = ("loss", "optimizer", "sampling")
 
 
 def stable(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
-    """Whether the documents' configuration with the answer's changes learns when healthy, and survives each harm."""
+    """Whether the reported configuration with the answer's changes learns when healthy, and survives each harm."""
     guards = trials.guards_of(values["guards"])
     overrides = trials.overrides_of(values["overrides"], SECTIONS)
     config = trials.affordable(preset("original").with_(*overrides).with_guards(guards))

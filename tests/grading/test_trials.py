@@ -34,6 +34,14 @@ def test_the_criterion_that_failed_is_named_with_number_and_limit(fault):
     assert (halted.got, halted.expected) == ("a guard ended the run after 2 of 3 steps", "a run that no guard ends")
 
 
+def test_a_kept_step_leaves_finite_weights():
+    """The guard rolls each broken step back one step later, so that the run ends with finite weights."""
+    late = trials.guards_of(("check_probabilities",))
+    found = trials.stops("fp16-adam-epsilon", late, 0, "", "run.num_steps=6")
+    assert not found.right and found.got == "weights that are NaN or inf after 3 of 3 steps kept"
+    assert found.expected == "every weight finite"
+
+
 @pytest.mark.parametrize(("made", "enough"), [(3, False), (2, True)])
 def test_at_least_half_of_the_steps_are_made(fault, made, enough):
     refuse = fault(Stage.GRADIENTS, lambda value, s: Outcome(value, Verdict.SKIP_STEP, "") if s.index % made else None)
