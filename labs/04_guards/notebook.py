@@ -46,9 +46,9 @@ lab = gl.Lab("04_guards")
 lab.panel(recording="cuda-001-smollm2-135m-stable")
 
 # %% [markdown]
-# The run finished ten steps with finite weights. The reward on held-out reviews went from 0.14 to 0.19, which is
-# noise for 32 reviews. So the panel says *too short to say*: the reward changed by less than chance can explain, and the
-# run is too short to rule out that the model learns. Remember this result: the guards did all that guards can do.
+# The run finished ten steps with finite weights. The reward on held-out reviews went from 0.14 to 0.19, which is noise
+# for 32 reviews. So the panel says *too short to say*: the reward changed by less than chance can explain, and the run
+# is too short to rule out that the model learns. Remember this result: the guards did all that guards can do.
 #
 # ## 2. Predict
 #
@@ -160,14 +160,14 @@ answer = {
 # %% [markdown]
 # Two of the three have several right answers. Refusing the update (`skip_nonfinite`) is the general one, but it gives
 # up the whole batch; a guard nearer to the cause saves the rest of the batch. For the fp16 failure only
-# `representable_epsilon` prevents the damage: its gradient is healthy, so a guard that looks at gradients cannot see it.
-# `check_probabilities` only rolls it back one step later, so every second step leaves broken weights.
+# `representable_epsilon` prevents the damage: its gradient is healthy, so a guard that looks at gradients cannot see
+# it. `check_probabilities` only rolls it back one step later, so every second step leaves broken weights.
 #
 # ## 5. A guard that saves a run
 #
 # The failures so far were over in a few steps. Now the same fault hits a run that learns: right loss, right rate, 60
-# steps, and in step 20 one of its tokens is pushed to a log-ratio of 100 nats. The run begins without `clamp_log_ratio`,
-# and you may switch the guard on later.
+# steps, and in step 20 one of its tokens is pushed to a log-ratio of 100 nats. The run begins without
+# `clamp_log_ratio`, and you may switch the guard on later.
 
 # %%
 # %%exercise rescue
@@ -191,10 +191,10 @@ doomed = await rescue.run()
 
 # %% [markdown]
 # It crashes in step 21. The run is recorded, so you can go back to any of its steps: **drag *steps shown* to 19, switch
-# `clamp_log_ratio` on in the tab *Guards*, and press *Fork*.** The 19 steps shown are steps 0 to 18. The new run repeats
-# them, to the bit, and goes on with step 19, with the guard; the dead run stays in the plot as A. Try other numbers of
-# steps, too: what does a fork at 20 do, and at 21? The next cell prints what the guard did in your run. If no fork has
-# saved it yet, the cell forks at 19 first.
+# `clamp_log_ratio` on in the tab *Guards*, and press *Fork*.** The 19 steps shown are steps 0 to 18. The new run
+# repeats them, to the bit, and goes on with step 19, with the guard; the dead run stays in the plot as A. Try other
+# numbers of steps, too: what does a fork at 20 do, and at 21? The next cell prints what the guard did in your run. If
+# no fork has saved it yet, the cell forks at 19 first.
 
 # %%
 from grpo_lab.runs.summary import summary
@@ -385,9 +385,9 @@ for name, guard in gl.GUARDS.items():
 # - no crash, no broken weight and no symptom after an accepted step, and at least half of the steps accepted,
 # - the healthy run learns, no guard acts in it, and its gradient is the same as without guards.
 #
-# The check trains fifty short steps and takes about ten seconds. Each set that you try adds a row to a scoreboard, fewest
-# guards first: the failures that it stopped, the steps that it refused, and the held-out reward of the healthy run.
-# Begin with `guards = ()`, for a row to compare with. `lab.scoreboard()` shows the scoreboard again.
+# The check trains fifty short steps and takes about ten seconds. Each set that you try adds a row to a scoreboard,
+# fewest guards first: the failures that it stopped, the steps that it refused, and the held-out reward of the healthy
+# run. Begin with `guards = ()`, for a row to compare with. `lab.scoreboard()` shows the scoreboard again.
 
 # %% tags=["slow"]
 # %%exercise minimal_set
@@ -405,8 +405,8 @@ guards = ("skip_spikes", "representable_epsilon")
 # **Say.** "A guard keeps the run alive until you have read its reasons. It is not a cure."
 #
 # **Results of section 11** (one seed). 1: no. Five steps are rolled back, each because of the same NaN, and the sixth
-# stops the run: patience 5. 2: the column `weights/nonfinite` shows all 834,560 with the clip and one without it, and the
-# next sampling crashes all the same.
+# stops the run: patience 5. 2: the column `weights/nonfinite` shows all 834,560 with the clip and one without it, and
+# the next sampling crashes all the same.
 
 # %% [markdown]
 # Two guards are enough here. A threshold written as `norm <= 10` refuses both spikes and NaN. The second guard fixes a
@@ -431,13 +431,13 @@ guards = ("skip_spikes", "representable_epsilon")
 #
 # ## 12. Take the guard home
 #
-# Your own training loop is not this one. Here is a plain one of PyTorch: it teaches a linear layer to sum eight numbers.
-# In step 5 one element of its gradient becomes NaN. `update` makes the update.
+# Your own training loop is not this one. Here is a plain one of PyTorch: it teaches a linear layer to sum eight
+# numbers. In step 5 one element of its gradient becomes NaN. `update` makes the update.
 #
-# The second cell runs this loop twice. With `bare`, without a guard, the NaN reaches one weight, then the next loss, and
-# through this loss every weight. `guards.step` takes the place of both lines of `bare`: it sees the gradients before the
-# update and the weights after it. With `events` it writes a run folder, which `Session.open` reads, and so does
-# `grpo-lab trace` in a terminal.
+# The second cell runs this loop twice. With `bare`, without a guard, the NaN reaches one weight, then the next loss,
+# and through this loss every weight. `guards.step` takes the place of both lines of `bare`: it sees the gradients
+# before the update and the weights after it. With `events` it writes a run folder, which `Session.open` reads, and so
+# does `grpo-lab trace` in a terminal.
 
 # %%
 import torch

@@ -46,9 +46,9 @@ def record(run):
 # each run are unchanged.
 #
 # This table shows them in numbers, one column per run. The last row compares the log-probability of a token in sampler
-# and trainer: the mean difference of a step in nats, the largest of all steps. It is near 0 where both compute the same.
-# If only the sampler uses a top-p of 0.85, it may be up to −ln 0.85 = 0.16, and that is normal. Not every trainer logs
-# this metric: where it is missing, the table says None.
+# and trainer: the mean difference of a step in nats, the largest of all steps. It is near 0 where both compute the
+# same. If only the sampler uses a top-p of 0.85, it may be up to −ln 0.85 = 0.16, and that is normal. Not every trainer
+# logs this metric: where it is missing, the table says None.
 
 # %%
 import pandas as pd
@@ -87,8 +87,8 @@ pd.DataFrame(rows).map(lambda value: f"{value:,.3g}" if isinstance(value, float)
 # not name the first break: that is your task.
 #
 # Your first list is locked in. It may be wrong, and only you see it: the key of these eight runs is public, so the list
-# is for practice. (For a grade you may get eight others. Put their folders beside this notebook, and the cells show them
-# instead.)
+# is for practice. (For a grade you may get eight others. Put their folders beside this notebook, and the cells show
+# them instead.)
 
 # %%
 # %%exercise by_hand
@@ -323,8 +323,8 @@ def set_gradients(parameters, gradients):
 
 # %% [markdown]
 # Last comes the update. What must it zero, and when? What must it check, and when? What must a skip leave out? Drop the
-# threshold of 10: a large finite norm is clipped, and the step is made. Skip only a norm that is not finite. You need not
-# use `set_gradients`: `backward()` adds gradients by itself.
+# threshold of 10: a large finite norm is clipped, and the step is made. Skip only a norm that is not finite. You need
+# not use `set_gradients`: `backward()` adds gradients by itself.
 
 # %%
 # %%exercise update
@@ -408,9 +408,10 @@ final = await design.run()
 
 # %% [markdown]
 # The diamonds show the share of right answers on 400 held-out sums, before and after. On our machine it goes from 0.30
-# to 0.44, no guard acts, and no norm passes 10. (The reward of a batch is noisy, and higher, as above.) Compare your choice
-# with `gl.preset("stable")`. To find its guards we began with six, on three seeds: no run needed one of them, another
-# kept a run from learning, and four were left. A matrix compares these four with 25 other sets of guards on 37 failures.
+# to 0.44, no guard acts, and no norm passes 10. (The reward of a batch is noisy, and higher, as above.) Compare your
+# choice with `gl.preset("stable")`. To find its guards we began with six, on three seeds: no run needed one of them,
+# another kept a run from learning, and four were left. A matrix compares these four with 25 other sets of guards on 37
+# failures.
 
 # %% [markdown]
 # A colleague will run your configuration for a week and asks you to justify it. Defend it in a few sentences. What does
@@ -473,6 +474,6 @@ lab.questions()
 lab.export()
 
 # %% [markdown]
-# Lab 9 trains for two objectives at once. Take three things with you: `grpo-lab diagnose` for the logs of your own trainer,
-# `docs/guards.md` for what each guard stops and hides, and three questions about every run. Is it finite? Does it
-# learn? Is it the loss that I meant?
+# Lab 9 trains for two objectives at once. Take three things with you: `grpo-lab diagnose` for the logs of your own
+# trainer, `docs/guards.md` for what each guard stops and hides, and three questions about every run. Is it finite? Does
+# it learn? Is it the loss that I meant?
