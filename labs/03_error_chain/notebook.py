@@ -42,8 +42,8 @@ lab = gl.Lab("03_error_chain")
 #
 # This is a recorded run of SmolLM2-135M with fp16 weights. Look at the chain strip: each row is a link, in the order in
 # which a step computes them. A step of this run makes two updates. The run is so short that each update has a column of
-# its own, so two columns are one step. The frame marks the link that broke first. How many steps (not columns) after the
-# first break does the run crash?
+# its own, so two columns are one step. The frame marks the link that broke first. How many steps (not columns) after
+# the first break does the run crash?
 
 # %%
 lab.panel(recording="cuda-001-smollm2-135m-original")
@@ -120,9 +120,12 @@ for note in step.links:
 # <details><summary>Our measurement: open it after your run</summary>
 #
 # Read the list from the top. Update 0 looks harmless: the norm is below 2, and clipping brings it to 0.5. After it, one
-# token is 42 nats away from the reference. The loss takes exp of this distance, so it is huge: 10¹⁵ on our machine. But
-# it is **finite**, and a log that prints the loss shows a number. The gradient of this loss passes 65,504 on its way back
-# through an fp16 network. (Why can one update with a healthy norm move a token by 42 nats? Section 8 answers this.)
+# token is 42 nats *less* likely than under the reference. (`largest` drops the sign: the log-ratio is −42, and
+# `kl_delta`, reference − policy, is +42.) So its ratio is near 0, and the KL estimate takes exp of +42: the loss is
+# 10¹⁵ on our machine. But it is **finite**, and a log that prints the loss shows a number. The gradient of this loss
+# passes 65,504 on its way back through an fp16 network: fp16 stores inf, and the layers below make NaN of it (inf −
+# inf, 0 · inf). `moments` are the two running averages of AdamW. (Why can one update with a healthy norm move a token
+# by 42 nats? Section 8 answers this.)
 #
 # The run crashes one step after its first break, and so did the recorded run of section 1: after the update the
 # weights are NaN, and the next sampling refuses them.
@@ -141,7 +144,7 @@ for note in step.links:
 #   "far token"            a token is tens of nats away from the reference
 #   "nan probabilities"    softmax of NaN is NaN
 #   "nan gradient"         backward overflows fp16
-#   "nan clipped"          clipping divides all gradients by a norm that is NaN
+#   "nan clipped"          clipping multiplies all gradients by max_norm / norm, and the norm is NaN
 # BEGIN SOLUTION
 order = (
     "far token", "large loss", "nan gradient", "nan clipped",
@@ -172,7 +175,7 @@ print(weights[0].grad.tolist(), weights[1].grad.tolist())
 print(torch.multinomial(torch.tensor([0.0, 1.0]), num_samples=1))
 
 # %% [markdown]
-# No. Before it draws, `torch.multinomial` makes one check on **all** its numbers together. The result is a tensor with
+# No. Before it draws, `torch.multinomial` first checks **all** its numbers together. The result is a tensor with
 # **one** boolean. On the GPU the kernel then asserts that this boolean, its `input[0]`, is not 0. Write the check.
 
 # %%
@@ -180,7 +183,7 @@ print(torch.multinomial(torch.tensor([0.0, 1.0]), num_samples=1))
 import math
 
 def accepts(probabilities):
-    """Return True if torch.multinomial would draw: no number of the tensor is NaN, inf or below 0."""
+    """Return True if this check passes: no number is NaN, inf or below 0. (A row of zeros passes it and fails later.)"""
     # BEGIN SOLUTION
     not_too_large = probabilities.max() < math.inf
     not_too_small = probabilities.min() >= 0
@@ -238,8 +241,8 @@ print(lab.answer("face").face(run.crash.text))
 # %% [markdown]
 # ## 7. Break the chain: a guard that tests for finite values first
 #
-# The report's guard was `if grad_norm > 10: skip`. Here is the same fp16 run with this guard and the report's other
-# guards and values for stable training:
+# The report's guard was `if grad_norm > 10: skip`. Here is the same fp16 run with this guard, the report's six
+# other guards, its smaller clip range and its beta. (With `nan_passes` our guard compares as the report's did.)
 
 # %%
 reported = gl.scenario("nan-passes-threshold").config()
@@ -250,9 +253,9 @@ under_report = lab.run(reported, "reported_guard")
 print("nan > 10 is", math.nan > 10, "  nan < 10 is", math.nan < 10)
 
 # %% [markdown]
-# The guard let through the one update that it should have refused. Rewrite it. The guard acts at the stage of the
-# gradients, gets their norm before clipping, and returns `Outcome(value)` (continue) or an outcome with a verdict and a
-# reason.
+# The guard let through the one update that it should have refused. Rewrite it. A *stage* is a point of the step at
+# which guards may act; this one acts on the gradients. It reads the norm before clipping from `step.grad_norm`.
+# `Outcome(value)` means: go on. `Outcome(value, verdict, reason)` refuses, here with the *verdict* `SKIP_STEP`.
 
 # %%
 # %%exercise finite_first
@@ -310,8 +313,8 @@ adam = lab.run(adam_config.with_("guards.skip_nonfinite=on"), "healthy_norm")
 adam.records[["step", "grad_norm", "loss", "weights/nonfinite"]]
 
 # %% [markdown]
-# The norm is healthy, the loss is 0 to eight digits, and no guard of gradients acts. After **one** update 99.9 % of the
-# weights are NaN or inf. AdamW moves a weight by $\text{rate} \cdot m / (\sqrt v + \text{eps})$. In fp16:
+# The norm is healthy, the loss is 0 but for rounding, and no guard of gradients acts. After **one** update 99.9 % of
+# the weights are NaN or inf. AdamW moves a weight by $\text{rate} \cdot m / (\sqrt v + \text{eps})$. In fp16:
 
 # %%
 eps, gradient, zero = torch.tensor([1e-8, 1e-4, 0.0], dtype=torch.float16)
@@ -333,8 +336,8 @@ adam_eps = 1e-4
 # %% [markdown]
 # An eps that only survives rounding is not enough: see how far 1e-7 moves a weight, at a rate of 0.00001. This is also
 # the first link of the crash in section 3: there eps was 2e-6, the squares of most gradients underflowed to 0, and the
-# first update moved a weight by 0.8 instead of 0.0003. In fp32 and bf16 the usual 1e-8 is fine, because their smallest numbers are
-# near 1e-38. Storing the weights in one of these formats is the better cure.
+# first update moved a weight by 0.8 instead of 0.0003. In fp32 and bf16 the usual 1e-8 is fine, because their smallest
+# numbers are near 1e-38. Storing the weights in one of these formats is the better cure.
 
 # %%
 import pandas as pd
@@ -369,9 +372,10 @@ print("loss", loss.item(), "  gradient", log_ratio.grad.item())
 # %% [markdown]
 # ## 10. Heal it
 #
-# The crash had two causes: an AdamW whose squared gradients underflow in fp16, and a loss that compares with the
-# reference. Each scenario names the smallest change after which its model learns. `suggest` finds it from the config
-# and the record of a run; `grpo-lab suggest RUN` does the same in a terminal and writes the healed config to a file.
+# The crash has one cause: AdamW, whose squared gradients underflow in fp16. Without the crash the run would still learn
+# nothing, because its ratio compares with the reference. The model learns only when both are repaired. Each scenario
+# names the smallest change after which its model learns. `suggest` finds it from the config and the record of a run;
+# `grpo-lab suggest RUN` does the same in a terminal and writes the healed config to a file.
 
 # %%
 from grpo_lab.analysis.healing import in_words, suggest
@@ -380,8 +384,8 @@ found = suggest(run.config, run.events)
 print(in_words(found))
 
 # %% [markdown]
-# The change named *stop* ends the crash and no more. Here is the change named *heal*, with the same rate, the same seed,
-# and the crashed run behind it:
+# The change named *stop* ends the crash and no more. Here is the change named *heal*, with the same rate, the same
+# seed, and the crashed run behind it:
 
 # %% tags=["slow"]
 panel.keep("as reported")
@@ -426,9 +430,9 @@ lines, first = inspect.getsourcelines(train.Trainer.step)
 print("\ntrain.py", *(f"{number:4}  {line.rstrip()}" for number, line in enumerate(lines, first)), sep="\n")
 
 # %% [markdown]
-# Follow the calls from there. `Trainer.rollout` leads to `sample.py`, `Trainer.backward` to `loss.py`, `Updates.make` to
-# `update.py`, and `ctx.apply` to `hooks.py`. Open the files in an editor, or print them: the next cell prints one with line
-# numbers. Change its name as you go along.
+# Follow the calls from there. `Trainer.rollout` leads to `sample.py`, `Trainer.backward` to `loss.py`, `Updates.make`
+# to `update.py`, and `ctx.apply` to `hooks.py`. Open the files in an editor, or print them: the next cell prints one
+# with line numbers. Change its name as you go along.
 
 # %%
 file = "hooks.py"
@@ -443,7 +447,7 @@ print(*(f"{number:4}  {line}" for number, line in enumerate(lines, 1)), sep="\n"
 # %%exercise walk
 # In which line ...
 #   drawn    is a token drawn from the probabilities?
-#   old      do the old log-probabilities come from?
+#   old      are the old log-probabilities computed, or handed on?
 #   spread   is the standard deviation of a group computed?
 #   ratio    does the log-ratio become the ratio whose gradient is taken?
 #   minimum  is the smaller of the two products taken?
@@ -468,8 +472,9 @@ where = {"drawn": line(sample, ".multinomial("), "old": line(train, "return batc
 # END SOLUTION
 
 # %% [markdown]
-# Read `noted` once more: it acts on every value of a stage, before any guard refuses the step, and it does not judge. That is
-# why `first_break()` could name the link of section 4 after the process had died.
+# Read `noted` once more: it notes every tensor of a stage, before any guard refuses the step, and it does not judge.
+# Two observers outside `core/` (`training/observers.py`) note gradients and weights in the same way. That is why
+# `first_break()` could name the link of section 4 after the process had died.
 
 # %% [markdown]
 # ## 12. Try other settings

@@ -39,7 +39,8 @@ lab = gl.Lab("04_guards")
 # %% [markdown]
 # ## 1. A recorded run
 #
-# This is a recorded run of SmolLM2-135M with the loss of CUDA-001, fp16 weights and the four guards of `stable`. With
+# This is a recorded run of SmolLM2-135M with the loss of CUDA-001, fp16 weights and the four guards of `stable`; it
+# answers short questions about reviews in place of sums. With
 # clipping alone it died in the second step. Look step by step at the guards that acted, and then at the reward.
 
 # %%
@@ -47,16 +48,16 @@ lab.panel(recording="cuda-001-smollm2-135m-stable")
 
 # %% [markdown]
 # The run finished ten steps with finite weights. The reward on held-out reviews went from 0.14 to 0.19, which is noise
-# for 32 reviews. So the panel says *too short to say*: the reward changed by less than chance can explain, and the run
-# is too short to rule out that the model learns. Remember this result: the guards did all that guards can do.
+# for 32 reviews. So the panel says *too short to say*: the change is small enough to be chance, and a longer run
+# might still learn. Remember this result: the guards did all that guards can do.
 #
 # ## 2. Predict
 #
 # The reports end with a configuration that they call "stable": seven guards, half the learning rate, smaller batches.
-# In this course it is the preset `reported_fix`; the preset `stable` of section 1 is another one. Here it faces the
-# failure it was made for: the cause of CUDA-001 in fp16, on the tiny model. Rate and batches are those of lab 3, 3e-4
-# and 16 × 8 completions. You met this run in lab 3, section 7. These are the central lines of the configuration, as
-# published:
+# In this course its guards and loss settings are the preset `reported_fix`; the preset `stable` of section 1 is another
+# one. Here they face the failure they were made for: the cause of CUDA-001 in fp16, on the tiny model, with the rate
+# and the batches of lab 3 (3e-4, and 16 × 8 completions). In lab 3, section 7, this run crashed. These are the central
+# lines of the configuration, as published:
 #
 # ```python
 # grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.3)
@@ -68,20 +69,22 @@ lab.panel(recording="cuda-001-smollm2-135m-stable")
 
 # %%
 # %%exercise reported
-# You train forty steps with it. What will you see?
+# `skip_nonfinite` refuses an update whose norm is NaN. You switch it on beside the seven. What will you see?
 #   a  The run finishes, and the reward rises.
 #   b  The run finishes, and the reward does not rise.
-#   c  A norm is NaN. The update is made all the same, and the next sampling crashes.
-#   d  A norm is above 10. The step is skipped, and the next one too: the run finishes without an update.
+#   c  The update with the NaN is made all the same, and the next sampling crashes.
+#   d  Every update is refused, so that the model stays as it was.
 # BEGIN SOLUTION
-answer = "c"
+answer = "b"
 # END SOLUTION
 
 # %% [markdown]
 # ## 3. Seven together
 #
-# Each of the seven has a switch in the tab *Guards* of this panel. The tab also names its cost and the symptoms that it
-# hides. Below the panel, the cell prints what each guard did in the last whole step, and a table of the steps.
+# Each of the seven has a switch in the tab *Guards* of this panel, and so have `skip_nonfinite` and `clamp_kl`. The tab
+# also names its cost and the symptoms that it hides. Below the panel, the cell prints what each of the seven did in the
+# last whole step, and a table of the steps. Then switch `skip_nonfinite` on, press Start, and compare with your
+# prediction.
 #
 # In this run `skip_spikes` has `nan_passes=true`, so it compares as the report did. By default it tests `norm <= 10`
 # and refuses NaN.
@@ -106,18 +109,18 @@ run.records[["step", "verdict", "updates", "grad_norm", "kl", "reward", "weights
 # **Ask.** "Which one is to blame, the guard that accepted NaN or the check that only printed?" Fixing either one
 # prevents this crash. **Say.** "A check that changes nothing is a comment."
 #
-# **Live.** Switch `skip_nonfinite` on and press Start again: the crash does not happen, and the model learns nothing.
-# Then switch on `clamp_kl`, because the number came from the KL: every norm is finite, and the model still learns
-# nothing.
+# **Live.** After that, switch on `clamp_kl`, because the number came from the KL: every norm is finite, and the model
+# still learns nothing.
 
 # %% [markdown]
 # <details><summary>On our machine</summary>
 #
-# No step was skipped. The second norm of step 0 was NaN, `nan > 10` was False, and the update was made. After it all
-# 834,560 weights were NaN, and the sampling of step 1 crashed. `check_weights` *detected* the broken weights: it
-# printed a line, and training went on. By default this guard goes back to the last healthy weights; here it has
-# `then=warn`, as in the report. The log-ratio was clamped, but the KL estimate exploded, and none of the seven guards
-# bounds it.
+# With the seven alone no step was skipped. The second norm of step 0 was NaN, `nan > 10` was False, and the update was
+# made. After it all 834,560 weights were NaN, and the sampling of step 1 crashed. `check_weights` *detected* the broken
+# weights: it printed a line, and training went on. By default this guard goes back to the last healthy weights; here it
+# has `then=warn`, as in the report. The log-ratio was clamped, but the KL estimate exploded, and none of the seven
+# guards bounds it. With `skip_nonfinite` the run made all forty steps, three of them refused, and its reward fell to 0:
+# the update before the one with the NaN had done the damage. So the answer is **b**.
 # </details>
 #
 # ## 4. One at a time
@@ -243,7 +246,7 @@ held_out = 0.625
 #
 # A threshold of 10 does not fit every run. fp16 rounds very small gradients to 0, so training multiplies the loss by a
 # large number, the *loss scale*, before backward. Afterwards it must divide the gradients by the same number. In this
-# scenario the code forgets to divide. The norm is a hundred thousand from the first step on. The training is no worse
+# scenario the code forgets to divide. The norm is 80,000 to 400,000 from the first step on. The training is no worse
 # for it, because AdamW ignores the scale of the gradient: without a guard the reward on 200 held-out sums goes from
 # 0.285 to 0.325 in sixteen steps, and with a right scale just as far. The panel calls a rise this small *too short to
 # say*. Now the run with the guard `skip_spikes`, whose threshold is 10:
@@ -300,9 +303,10 @@ corrupt.records[["step", "verdict", "grad_norm", "kl", "reward"]]
 #
 # ## 7. The effect of a skipped update
 #
-# The published branch sets the gradient to zero and calls no `step`. Shortened versions of it call `step` all the same.
-# Does an update with a gradient of zero do nothing? Write the code that follows the guard's
-# decision; the check looks at the weights. The optimizer is AdamW, and it has already made one step.
+# In the published lines (section 2) a skip sets the gradient to zero and does not call `step`. Some people shorten
+# this: they zero the gradient and call `step` all the same. Does such a step do nothing? Write the function that
+# decides, and updates or skips; `norm` may be NaN. The check looks at the weights. The optimizer is AdamW, and it has
+# already made one step.
 
 # %%
 # %%exercise skip
@@ -324,13 +328,12 @@ def update_or_skip(optimizer, norm, limit):
 # before `step` leaves no trace in weights or moments."
 
 # %% [markdown]
-# (In the published lines no weight moves, because `step` is in the other branch. In the shortened versions AdamW's
-# first moment moves every weight, although the gradient is zero.)
+# (In the shortened version AdamW's first moment moves every weight, although the gradient is zero.)
 #
 # ## 8. A guard can hide a failure
 #
-# You run the loss of TRAIN-001 in fp32 at a rate that is far too high, twice: without a guard, then with the KL clamped
-# at 10 nats. One plot shows both.
+# You run the loss of TRAIN-001 in fp32 at a rate that is far too high, twice: without a guard, then with the
+# distance inside the KL estimate clamped at 10 nats, as in lab 0. One plot shows both.
 
 # %%
 too_fast = ("run.num_steps=8", "data.num_prompts=4", "loss.num_iterations=4", "optimizer.learning_rate=0.02")
@@ -376,7 +379,7 @@ for name, guard in gl.GUARDS.items():
 # - `bad-batch`, the corrupt sample of section 6, in three runs with three seeds,
 # - `fp16-adam-epsilon`, AdamW's eps in fp16, in one run,
 # - `verl-nan-logprob`, a *filtered token*, in one run: the trainer keeps the likeliest tokens only, and a sampled
-#   token is not among them. Its log-probability is -inf before and after, and their difference is NaN.
+#   token is not among them. The trainer gives it −inf under the old policy and under the new one, and −inf − (−inf) is NaN.
 #
 # All of these must hold. (A *symptom* is a step whose metrics are beyond the limits that the scenario names: with the
 # corrupt sample, a KL above 1 together with a norm above 20.)
@@ -478,7 +481,8 @@ at_home.records[["step", "verdict", "grad_norm"]]
 # `GRPOConfig(delta=…)` is dual clip: it clamps after `exp`, so section 4 applies to it."
 
 # %% [markdown]
-# In TRL it takes one line. A callback holds the ten guards of gradients and weights in any trainer of transformers:
+# In TRL it takes one line. A callback holds ten guards in any trainer of transformers: those of gradients and weights,
+# and those that change a coefficient, such as `warm_up`:
 #
 # ```python
 # trainer = GRPOTrainer(..., callbacks=[gl.GuardCallback("warm_up", "skip_nonfinite", events="runs/mine")])
