@@ -40,8 +40,8 @@ lab = gl.Lab("04_guards")
 # ## 1. A recorded run
 #
 # This is a recorded run of SmolLM2-135M with the loss of CUDA-001, fp16 weights and the four guards of `stable`; it
-# answers short questions about reviews in place of sums. With
-# clipping alone it died in the second step. Look step by step at the guards that acted, and then at the reward.
+# answers short questions about reviews in place of sums. With clipping alone it died in the second step. Look step by
+# step at the guards that acted, and then at the reward.
 
 # %%
 lab.panel(recording="cuda-001-smollm2-135m-stable")
