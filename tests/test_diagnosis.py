@@ -18,20 +18,19 @@ import pytest
 
 from grpo_lab import diagnose
 from grpo_lab.analysis import logs
-from grpo_lab.analysis.diagnosis import HEALTHY, NOT_ENOUGH, curves
+from grpo_lab.analysis.diagnosis import HEALTHY, NOT_ENOUGH, curves, rules
 from grpo_lab.analysis.diagnosis.curves import PLACES, SINCE, STATES, UNITS, WHOLES
 from grpo_lab.analysis.diagnosis.rules import (
     ENDS,
     LEVELS,
+    SUSPECTS,
+    SYMPTOMS,
     Condition,
-    Seen,
+    Evidence,
     Symptom,
     Unknown,
     algorithm_in,
     formulas_in,
-    known_causes,
-    known_suspects,
-    known_symptoms,
 )
 from grpo_lab.analysis.logs.table import fact
 from grpo_lab.config import catalog
@@ -42,7 +41,7 @@ from grpo_lab.runs.session import Session
 from grpo_lab.training.registry import validated
 
 NAN, INF = math.nan, math.inf
-CAUSES = {cause.name: cause for cause in known_causes()}
+CAUSES = {cause.name: cause for cause in rules.CAUSES}
 LOGS = {path.stem: path for path in (Path(__file__).parent / "logs" / "causes").glob("*.csv")}
 SICK = sorted(LOGS.keys() - {HEALTHY})
 NOISY = [0.3 + wave for wave in [0.02, -0.01, 0.0, 0.015, -0.02, 0.01, -0.015, 0.005, -0.005, 0.0] * 2]
@@ -148,7 +147,7 @@ def test_every_scenario_is_declared_in_one_class():
 
 def test_every_suspect_is_used_and_every_remedy_is_for_one():
     used = {suspect.name for cause in CAUSES.values() for suspect in cause.suspects if suspect.name}
-    assert used == set(known_suspects())
+    assert used == set(SUSPECTS)
     for cause in CAUSES.values():
         against = {remedy.against for remedy in cause.remedies}
         assert against <= {"", *(suspect.name for suspect in cause.suspects)}, cause.name
@@ -175,9 +174,6 @@ def test_settings_named_as_trl_s_exist():
     assert len(found) > 8 and found <= known
 
 
-SYMPTOMS = known_symptoms()
-
-
 def test_the_tables_name_what_there_is():
     for name, symptom in SYMPTOMS.items():
         metrics = {symptom.metric, *symptom.steady, symptom.where.get("metric", "")} - {""}
@@ -186,7 +182,7 @@ def test_the_tables_name_what_there_is():
         assert symptom.state in ("", *STATES, ENDS) and symptom.of in ("", *UNITS, *METRICS), name
         assert symptom.objective in ("", "lowest") and symptom.function in ("", "any"), name
         assert any((symptom.state, symptom.like, symptom.crash)) or {symptom.over, symptom.under} != {None}, name
-    for name, suspect in known_suspects().items():
+    for name, suspect in SUSPECTS.items():
         assert {*suspect.when, *suspect.against, *suspect.unless, *suspect.needs} <= SYMPTOMS.keys(), name
     for name, cause in CAUSES.items():
         named = {each for condition in (*cause.all, *cause.any) for each in (condition.symptom, condition.other)}
@@ -200,7 +196,8 @@ def test_a_condition_of_another_form_is_refused(text):
         Condition.read(text)
 
 
-SEEN = {"early": Seen(1, 0.0), "late": Seen(5, 0.0), "never": None, "dark": Unknown("kl", fact("not_logged"))}
+EARLY, LATE = (Evidence(name, "kl", step, 0.0, 0.0, "") for name, step in (("early", 1), ("late", 5)))
+SEEN = {"early": EARLY, "late": LATE, "never": None, "dark": Unknown("kl", fact("not_logged"))}
 
 
 @pytest.mark.parametrize(
@@ -223,36 +220,37 @@ def test_conditions(text, holds):
 def look(curve, **settings):
     steps = settings.pop("at", range(len(curve)))
     log = logs.from_frame(pd.DataFrame({"step": list(steps), "kl": curve, "reward": 1.0}))
-    return Symptom("", **{"metric": "kl", **settings}).look(log)
+    found = Symptom("", **{"metric": "kl", **settings}).look(log)
+    return (found.step, found.value) if isinstance(found, Evidence) else found
 
 
 @pytest.mark.parametrize(
     ("curve", "settings", "seen"),
     [
-        ([0, 2, 3], {"over": 1}, Seen(1, 2.0)),
-        ([0, NAN, 3], {"over": 1}, Seen(2, 3.0)),
-        ([0, INF, 3], {"state": "nonfinite"}, Seen(1, INF)),
-        ([5, 0, 0], {"over": 1, "when": "first"}, Seen(0, 5.0)),
+        ([0, 2, 3], {"over": 1}, (1, 2.0)),
+        ([0, NAN, 3], {"over": 1}, (2, 3.0)),
+        ([0, INF, 3], {"state": "nonfinite"}, (1, INF)),
+        ([5, 0, 0], {"over": 1, "when": "first"}, (0, 5.0)),
         ([0, 5, 5], {"over": 1, "when": "first"}, None),
-        ([0, 5, 5], {"over": 1, "when": "mostly"}, Seen(1, 5.0)),
+        ([0, 5, 5], {"over": 1, "when": "mostly"}, (1, 5.0)),
         ([0, 0, 5], {"over": 1, "when": "mostly"}, None),
-        ([5, 5, 5], {"over": 1, "when": "always"}, Seen(0, 5.0)),
+        ([5, 5, 5], {"over": 1, "when": "always"}, (0, 5.0)),
         ([5, 5, 0], {"over": 1, "when": "always"}, None),
         ([5, 5], {"over": 1, "when": "always", "steps": 3}, None),
-        ([0, 0, 0, 2, 3, 2], {"over": 1, "when": "late"}, Seen(3, 2.0)),
+        ([0, 0, 0, 2, 3, 2], {"over": 1, "when": "late"}, (3, 2.0)),
         ([0, 0, 0, 0, 99, 0], {"over": 1, "when": "late"}, None),
         ([0, 5, 0, 0], {"over": 1, "when": "later"}, None),
-        ([0, 5, 5, 0], {"over": 1, "when": "later"}, Seen(1, 5.0)),
-        ([1, 1, 50, 1, 1, 1], {"over": 10, "of": "median", "when": "alone"}, Seen(2, 50.0)),
+        ([0, 5, 5, 0], {"over": 1, "when": "later"}, (1, 5.0)),
+        ([1, 1, 50, 1, 1, 1], {"over": 10, "of": "median", "when": "alone"}, (2, 50.0)),
         ([1, 1, 50, 50, 50, 50], {"over": 10, "of": "median", "when": "alone"}, None),
         ([1, 1, 1, 1, 1, 50], {"over": 10, "of": "median", "when": "alone"}, None),
-        ([4, 4, 1, 1, 1, 1], {"under": 0.5, "of": "start", "when": "late"}, Seen(2, 1.0)),
-        ([4, 3, 2, 1], {"under": 0.3, "of": "largest"}, Seen(3, 1.0)),
+        ([4, 4, 1, 1, 1, 1], {"under": 0.5, "of": "start", "when": "late"}, (2, 1.0)),
+        ([4, 3, 2, 1], {"under": 0.3, "of": "largest"}, (3, 1.0)),
         ([-0.6, -0.6, -0.6, -0.5, -0.5, -0.5], {"under": 0.75, "of": "start", "when": "late"}, None),
-        ([-0.6, -0.6, -0.8, -0.9, -0.9, -0.9], {"under": 0.75, "of": "start", "when": "late"}, Seen(2, -0.8)),
-        ([1, 3, 5], {"over": 4, "of": "reward"}, Seen(2, 5.0)),
+        ([-0.6, -0.6, -0.8, -0.9, -0.9, -0.9], {"under": 0.75, "of": "start", "when": "late"}, (2, -0.8)),
+        ([1, 3, 5], {"over": 4, "of": "reward"}, (2, 5.0)),
         ([1, 3, 5], {"over": 1, "where": {"metric": "reward", "over": 2}}, None),
-        ([0.5, 3, 5], {"over": 0.1, "least": 2}, Seen(1, 3.0)),
+        ([0.5, 3, 5], {"over": 0.1, "least": 2}, (1, 3.0)),
         ([5, 0], {"over": 1, "when": "first", "at": [100, 101]}, Unknown("kl", fact("begins_at", step=100))),
         ([5, 0], {"over": 1, "of": "kl/exact"}, Unknown("kl/exact", fact("not_logged"))),
     ],
@@ -447,7 +445,7 @@ def test_a_kl_of_zero_is_found_for_its_objective():
     found = diagnose(two(0.0, reward__H=[0.3] * 10))
     assert found.verdict == "objective-left-out" and found.findings[0].objective == "H"
     shown = found.findings[0].evidence[0]
-    assert shown.metric == "kl/H" and shown.value == 0 and shown.medians == "F 0.027, H 0"
+    assert shown.metric == "kl/H" and shown.value == 0 and found.log.medians("kl/H") == "F 0.027, H 0"
     assert found_in(two(0.0)) == [("reference-is-policy", "H"), ("objective-left-out", "H")]
 
 

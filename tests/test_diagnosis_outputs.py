@@ -140,7 +140,7 @@ def test_command():
     shown = invoke(VERL)
     assert shown.exit_code == 0
     for said in (
-        "verl's console, 12 steps",
+        "a console, 12 steps",
         "One batch spiked",
         "bad-batch",
         "38",

@@ -10,14 +10,13 @@ import grpo_lab.analysis
 from grpo_lab import diagnose, messages
 from grpo_lab.analysis.diagnosis.report import WIDTH, Diagnosis, columns, width, wrapped
 from grpo_lab.analysis.diagnosis.rules import (
+    CAUSES,
     FIELDS,
+    SUSPECTS,
+    SYMPTOMS,
     DetectedCause,
     Evidence,
-    PossibleCause,
     Unknown,
-    known_causes,
-    known_suspects,
-    known_symptoms,
     tables,
 )
 from grpo_lab.analysis.logs import from_dicts
@@ -34,9 +33,9 @@ CODE = re.compile(r"all\(.* for p in .*\(\)\)|`[^`]*`|grpo-lab .*|\b[\w.]+=[^\sï
 
 def texts():
     """The English texts of data/diagnosis by the key of their translation."""
-    found = {f"symptom.{name}": symptom.says for name, symptom in known_symptoms().items()}
-    found |= {f"suspect.{name}": suspect.says for name, suspect in known_suspects().items()}
-    for cause in known_causes():
+    found = {f"symptom.{name}": symptom.says for name, symptom in SYMPTOMS.items()}
+    found |= {f"suspect.{name}": suspect.says for name, suspect in SUSPECTS.items()}
+    for cause in CAUSES:
         found |= {f"cause.{cause.name}.{field}": getattr(cause, field) for field in ("title", "what", "tell_apart")}
         own = [each.says for each in (*cause.own_suspects, *cause.suspects) if not each.name]
         found |= {f"own_suspect.{says}": says for says in own}
@@ -61,11 +60,12 @@ def test_numbers_stay(language):
 def every_finding():
     """A diagnosis that finds every cause, each with all its suspects, remedies and symptoms as evidence."""
     log = from_dicts([{"reward": 0.1, "grad_norm": 1.0, "loss": 0.1, "step": 1}])
-    for cause in known_causes():
+    for cause in CAUSES:
         symptoms = [condition.symptom for condition in (*cause.all, *cause.any)] + list(cause.also)
-        evidence = [Evidence(name, "kl/F", 1, 2.0, 3.0, known_symptoms()[name].says) for name in symptoms]
-        shown = DetectedCause(cause, 1, tuple(evidence), (*cause.own_suspects, *cause.suspects), cause.remedies)
-        possible = PossibleCause(cause, 1, (Unknown("kl", fact("not_logged")),))
+        evidence = [Evidence(name, "kl/F", 1, 2.0, 3.0, SYMPTOMS[name].says) for name in symptoms]
+        suspects = (*cause.own_suspects, *cause.suspects)
+        shown = DetectedCause(cause, 1, evidence, suspects=suspects, remedies=cause.remedies)
+        possible = DetectedCause(cause, 1, lacks=(Unknown("kl", fact("not_logged")),))
         yield Diagnosis(log, (shown, shown), (possible,), ((Unknown("kl", fact("not_logged")), (cause,)),))
 
 

@@ -9,7 +9,7 @@ from jinja2 import Environment, meta
 
 from grpo_lab import diagnose, messages
 from grpo_lab.analysis.diagnosis.report import measures, story
-from grpo_lab.analysis.diagnosis.rules import known_symptoms, tables
+from grpo_lab.analysis.diagnosis.rules import SYMPTOMS, tables
 from grpo_lab.analysis.logs import Log
 from grpo_lab.metrics import METRICS
 
@@ -117,4 +117,4 @@ def test_each_rule_of_what_a_log_lacks_asks_for_what_it_knows():
     for key, rule in lacking.items():
         names = meta.find_undeclared_variables(Environment().parse(f"{{{{ {rule['when']} }}}}"))
         assert names <= {"log", "seen", "steps", "crash", *rule}, key
-    assert lacking["no_trend"]["least"] == known_symptoms()["reward_flat"].steps
+    assert lacking["no_trend"]["least"] == SYMPTOMS["reward_flat"].steps

@@ -19,7 +19,7 @@ from grpo_lab.analysis.diagnosis.report import Diagnosis
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.logs.table import fact
 from grpo_lab.analysis.markdown import holds
-from grpo_lab.metrics import METRICS, of_objective, of_run
+from grpo_lab.metrics import METRICS
 
 
 def diagnose(
@@ -50,11 +50,11 @@ def diagnose(
 
 
 def _diagnosed(log: Log) -> Diagnosis:
-    seen: rules.Sightings = {name: symptom.look(log) for name, symptom in rules.known_symptoms().items()}
-    of_each = [_of_objective(log, objective, seen) for objective in log.objectives]
+    seen = rules.look(log)
+    of_each = [rules.look(log.of_objective(objective)) for objective in log.objectives]
     findings, possible = [], []
     blind: dict[rules.Unknown, list[rules.Cause]] = {}
-    for cause in rules.known_causes():
+    for cause in rules.CAUSES:
         if not cause.suspected(seen, log.source):
             continue
         first = seen[cause.all[0].symptom]
@@ -65,34 +65,27 @@ def _diagnosed(log: Log) -> Diagnosis:
             findings += [_detected(cause, each, log) for each in shown]
         elif held:
             findings.append(_detected(cause, seen, log))
-        elif held is None and isinstance(first, rules.Seen) and not cause.fallback:
-            possible.append(rules.PossibleCause(cause, first.step, tuple(cause.lacks(seen))))
+        elif held is None and isinstance(first, rules.Evidence) and not cause.fallback:
+            possible.append(rules.DetectedCause(cause, first.step, lacks=cause.lacks(seen)))
     unseen = tuple((missing, tuple(causes)) for missing, causes in blind.items())
     if not len(log.steps):
-        crashed = [found for found in findings if rules.known_symptoms()[found.cause.all[0].symptom].crash]
+        crashed = [found for found in findings if rules.SYMPTOMS[found.cause.all[0].symptom].crash]
         return Diagnosis(log, _ranked(crashed), (), (), (fact("nothing_logged"),))
     begin = [log.metrics[name].iloc[0] for name in ("loss", "grad_norm", "kl") if name in log.metrics]
     if log.begins_late and begin and all(map(math.isnan, begin)):  # broken before the log begins, which tells no cause
         return Diagnosis(log, (), (), (), (fact("rows_before", step=int(log.steps[0])),))
-    shown = {name for name, sighting in seen.items() if isinstance(sighting, rules.Seen)}
+    shown = {name for name, sighting in seen.items() if isinstance(sighting, rules.Evidence)}
     known = {"steps": len(log.steps), "crash": repr(log.crash)}
     rows = [(key, {**known, **rule}) for key, rule in rules.tables("story")["lacking"].items()]
     lacking = [fact(key, **values) for key, values in rows if holds(values["when"], log=log, seen=shown, **values)]
     return Diagnosis(log, _ranked(findings), tuple(possible), unseen, tuple(lacking))
 
 
-def _of_objective(log: Log, objective: str, whole: rules.Sightings) -> rules.Sightings:
-    """The symptoms of one objective: those of its own curves, and of the run where it has none."""
-    own, known = log.of_objective(objective), rules.known_symptoms()
-    has = {name: of_objective(symptom.metric, objective) in log.metrics for name, symptom in known.items()}
-    return {name: symptom.look(own) if has[name] else whole[name] for name, symptom in known.items()}
-
-
 def _detected(cause: rules.Cause, seen: rules.Sightings, log: Log) -> rules.DetectedCause:
     suspects = cause.suspected(seen, log.source)
-    evidence = [_evidence(name, sighting, log) for name, sighting in cause.evidence(seen)]
+    evidence = cause.evidence(seen)
     remedies = rules.effective(cause.advised(suspects, log.source), log)
-    return rules.DetectedCause(cause, evidence[0].step, tuple(evidence), suspects, remedies)
+    return rules.DetectedCause(cause, evidence[0].step, evidence, suspects=suspects, remedies=remedies)
 
 
 def _ranked(findings: Sequence[rules.DetectedCause]) -> tuple[rules.DetectedCause, ...]:
@@ -100,14 +93,3 @@ def _ranked(findings: Sequence[rules.DetectedCause]) -> tuple[rules.DetectedCaus
     certain = [finding for finding in findings if not finding.cause.fallback]
     kept = certain if any(f.cause.level == "failure" for f in certain) else findings
     return tuple(sorted(kept, key=lambda finding: (rules.LEVELS.index(finding.cause.level), finding.step)))
-
-
-def _evidence(symptom: str, seen: rules.Seen, log: Log) -> rules.Evidence:
-    """A symptom with the last value of its curve, NaN for a setting or a crash, and the medians of all objectives."""
-    curve, medians = log.metrics.get(seen.metric), []
-    if curve is not None and seen.metric != of_run(seen.metric):
-        of_each = {each: log.metrics.get(of_objective(of_run(seen.metric), each)) for each in log.objectives}
-        medians = [f"{each} {own.median():.3g}" for each, own in of_each.items() if own is not None]
-    last = float(curve.iloc[-1]) if curve is not None else math.nan
-    says = rules.known_symptoms()[symptom].says
-    return rules.Evidence(symptom, seen.metric, seen.step, seen.value, last, says, ", ".join(medians))

@@ -82,10 +82,10 @@ class Words:
         """A suspect in words; one that a single cause names has its words as its name."""
         return self.of(f"suspect.{suspect.name}" if suspect.name else f"own_suspect.{suspect.says}", suspect.says)
 
-    def symptom(self, evidence: rules.Evidence) -> str:
+    def symptom(self, evidence: rules.Evidence, medians: str = "") -> str:
         """A symptom in words, with the medians of all objectives."""
         said = self.of(f"symptom.{evidence.symptom}", evidence.says)
-        return said + self("medians", values=evidence.medians) if evidence.medians else said
+        return said + self("medians", values=medians) if medians else said
 
     def lacks(self, missing: Sequence[rules.Unknown]) -> list[str]:
         """The metrics that a log lacks, each with the reason."""
@@ -186,7 +186,7 @@ class Diagnosis:
     log: Log
     findings: tuple[rules.DetectedCause, ...] = ()
     """The cause first, then its probable consequences, and notes; empty if nothing is wrong."""
-    possible: tuple[rules.PossibleCause, ...] = ()
+    possible: tuple[rules.DetectedCause, ...] = ()
     """Causes that fit the symptoms, and that the log cannot tell from the one found."""
     blind: tuple[tuple[rules.Unknown, tuple[rules.Cause, ...]], ...] = ()
     """Each metric that the log lacks, with the causes that only this metric would show."""
@@ -236,7 +236,7 @@ class Diagnosis:
         told = [f"{name}={value}" for name, value in settings if not name.startswith(rules.OWN)]
         algorithm = rules.algorithm_in(log) and word.because(rules.algorithm_in(log), told, "comma")
         rows = [[word(f"column.{name}") for name in HEAD]]
-        rows += [_row(each, word) for each in first.evidence] if first else []
+        rows += [_row(each, log, word) for each in first.evidence] if first else []
         values |= {"found": self, "log": log, "first": first, "happened": story(log, word.language), "evidence": rows}
         values |= {
             "rules": rules.tables("story")["lacking"],
@@ -285,7 +285,7 @@ class Diagnosis:
                 "verdict": self.verdict,
                 "happened": story(log, ENGLISH),
                 "log": about,
-                "findings": [_tree_of(finding) for finding in self.findings],
+                "findings": [_tree_of(finding, log) for finding in self.findings],
                 "possible": possible,
                 "cannot_show": blind,
                 "lacking": [lacks.said() for lacks in self.lacking],
@@ -298,7 +298,7 @@ class Diagnosis:
         return Comparison(self, other, names)
 
 
-def _row(evidence: rules.Evidence, word: Words) -> list[str]:
+def _row(evidence: rules.Evidence, log: Log, word: Words) -> list[str]:
     """A row of the table of the evidence."""
     measured = of_run(evidence.metric) in METRICS
     numbers = [f"{evidence.value:.4g}", f"{evidence.last:.4g}" if measured else ""]
@@ -311,7 +311,7 @@ def _row(evidence: rules.Evidence, word: Words) -> list[str]:
         healthy = f">= {low}" if low else f"<= {high}"
     else:
         healthy = word("finite") if measured else ""
-    return [str(evidence.step), named, *numbers, healthy, word.symptom(evidence)]
+    return [str(evidence.step), named, *numbers, healthy, word.symptom(evidence, log.medians(evidence.metric))]
 
 
 def settings_of(remedy: rules.Remedy, source: str, word: Words) -> list[tuple[str, str]]:
@@ -328,8 +328,9 @@ def _advised(remedy: rules.Remedy, source: str, word: Words) -> tuple[str, list[
     return said, settings, word.because(said, [word("named", name=name, said=own) for name, own in settings])
 
 
-def _tree_of(finding: rules.DetectedCause) -> dict[str, Any]:
+def _tree_of(finding: rules.DetectedCause, log: Log) -> dict[str, Any]:
     cause, word = finding.cause, Words(ENGLISH)
+    shown = [(each, log.medians(each.metric)) for each in finding.evidence]
     return {
         "cause": cause.name,
         "title": cause.title,
@@ -337,7 +338,8 @@ def _tree_of(finding: rules.DetectedCause) -> dict[str, Any]:
         "objective": finding.objective,
         "step": finding.step,
         "evidence": [
-            {**asdict(each), "says": word.symptom(each), "healthy": each.healthy} for each in finding.evidence
+            {**asdict(each), "says": word.symptom(each, medians), "medians": medians, "healthy": each.healthy}
+            for each, medians in shown
         ],
         "suspects": [suspect.says for suspect in finding.suspects],
         "suspect_names": [suspect.name for suspect in finding.suspects],

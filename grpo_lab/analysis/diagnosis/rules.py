@@ -5,7 +5,6 @@ All are tables in data/diagnosis, and the comments of its files explain their se
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,13 +60,22 @@ def settings_that_tell(log: Log) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A symptom was seen: its first step, and the value there."""
+class Evidence:
+    """A symptom that a log shows: its first step, the value there, and the last value of that curve."""
 
+    symptom: str
+    metric: str
+    """The curve that shows it, as kl/F."""
     step: int
     value: float
-    metric: str = field(default="", compare=False)
-    """The curve that showed it, as kl/F."""
+    last: float
+    says: str
+
+    @property
+    def healthy(self) -> tuple[float, float]:
+        """The metric's healthy range; a setting, a crash and a single reward function have none."""
+        usual = METRICS.get(of_run(self.metric))
+        return (usual.low, usual.high) if usual else (-math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class Unknown:
         return {"metric": self.metric, "why": self.why.said()}
 
 
-Sighting = Seen | Unknown | None
+Sighting = Evidence | Unknown | None
 """None: the log would show the symptom, and does not."""
 
 ENDS = "ends"
@@ -93,7 +101,8 @@ ENDS = "ends"
 class Symptom:
     """A condition on one curve, one setting or the crash; the comments of symptoms.toml explain the settings."""
 
-    says: str
+    name: str
+    says: str = ""
     metric: str = ""
     setting: Sequence[str] = ()
     like: str = ""
@@ -118,12 +127,12 @@ class Symptom:
         step, last = (int(log.steps[0]), int(log.steps[-1])) if len(log.steps) else (0, 0)
         if self.crash:
             found = re.search(self.crash, log.crash) if self.when != "first" or not len(log.steps) else None
-            return Seen(last, math.nan, found[0]) if found else None
+            return self._seen(found[0], last) if found else None
         if self.setting:
             return self._of_settings(log, step)
         if self.function:
             seen = [self._of_curve(log, series) for _, series in sorted(log.functions.items()) if len(series)]
-            return next((each for each in seen if isinstance(each, Seen)), None)
+            return next((each for each in seen if isinstance(each, Evidence)), None)
         if why := self._void(log):
             return Unknown(self.metric, fact("void", setting=why))
         series = log.metrics.get(self.metric)
@@ -132,7 +141,13 @@ class Symptom:
             series = min(of_each, key=lambda curve: curve.median(), default=None)
         if series is None or not len(series):
             return None if self.objective else Unknown(self.metric, fact("not_logged"))
-        return _end(log, series) if self.state == ENDS else self._of_curve(log, series)
+        if self.state != ENDS:
+            return self._of_curve(log, series)
+        ended = _end(log, series)
+        return None if ended is None else self._seen(str(series.name), ended, last=float(series.iloc[-1]))
+
+    def _seen(self, metric: str, step: int, value: float = math.nan, last: float = math.nan) -> Evidence:
+        return Evidence(self.name, metric, step, value, last, self.says)
 
     def _of_settings(self, log: Log, step: int) -> Sighting:
         """The sighting in the settings that were found beside the log, the first of the names that is there."""
@@ -142,11 +157,11 @@ class Symptom:
             return Unknown(self.setting[0], fact("no_settings"))
         given = settings[name]
         if self.like:
-            return Seen(step, math.nan, f"{name}={given}") if re.search(self.like, str(given)) else None
+            return self._seen(f"{name}={given}", step) if re.search(self.like, str(given)) else None
         value = number_in(given)
         if value is None or self._void(log) or not self.compare(np.array([value])).any():
             return None
-        return Seen(step, value, name)
+        return self._seen(name, step, value)
 
     def _void(self, log: Log) -> str:
         """The formula under which the symptom tells of no failure, as "loss.surrogate=cispo"; "" if there is none."""
@@ -168,7 +183,7 @@ class Symptom:
             return Unknown(self.metric, fact("mean_of_updates", updates=log.updates_a_row))
         place = self._place(log, steps, values)
         if place is not None and all(_steady(log, name, steps[place]) for name in self.steady):
-            return Seen(int(steps[place]), float(values[place]), str(series.name))
+            return self._seen(str(series.name), int(steps[place]), float(values[place]), float(values[-1]))
         if self.metric == "loss" and self.state and log.hides_nan:
             norm = log.metrics.get("grad_norm")  # it is not filtered, and would show that the loss is not finite
             if norm is None or not bool(np.isfinite(norm).all()):
@@ -216,13 +231,13 @@ class Symptom:
             return over & under & (values > self.least)
 
 
-def _end(log: Log, series: pd.Series) -> Sighting:
+def _end(log: Log, series: pd.Series) -> int | None:
     """The first step after the last value of a curve, if four rows follow, and three times its widest gap."""
     steps = log.steps
     places = np.searchsorted(steps, series.index.to_numpy())
     missing = len(steps) - 1 - int(places[-1])
     gap = int(np.diff(places).max()) if len(places) > 1 else 1
-    return Seen(int(steps[places[-1] + 1]), math.nan, str(series.name)) if missing >= max(4, 3 * gap) else None
+    return int(steps[places[-1] + 1]) if missing >= max(4, 3 * gap) else None
 
 
 def _steady(log: Log, name: str, step: int) -> bool:
@@ -239,7 +254,15 @@ def _steady(log: Log, name: str, step: int) -> bool:
     return jump <= max(3 * curves.noise(before), 0.15 * abs(float(np.median(before))), 0.05 * usual)
 
 
+SYMPTOMS = {name: Symptom(name, **table) for name, table in tables("symptoms").items()}
 Sightings = Mapping[str, Sighting]
+
+
+def look(log: Log) -> Sightings:
+    """What a log shows of each symptom."""
+    return {name: symptom.look(log) for name, symptom in SYMPTOMS.items()}
+
+
 LEVELS = ("failure", "warning", "note")
 """A warning is named after every failure, even if it began earlier; a note alone leaves a run healthy."""
 
@@ -278,13 +301,16 @@ class Suspect:
         """
 
         def shown(names: Sequence[str]) -> list[bool]:
-            return [isinstance(seen[name], Seen) for name in names]
+            return [isinstance(seen[name], Evidence) for name in names]
 
         if any(shown(self.unless)) or not all(shown(self.needs)):
             return None
         if any(shown(self.against)):
             return 2
         return 0 if self.needs or (self.when and all(shown(self.when))) else 1
+
+
+SUSPECTS = {name: Suspect(name=name, **table) for name, table in tables("suspects").items()}
 
 
 @dataclass(frozen=True)
@@ -311,12 +337,12 @@ class Condition:
         first, second = seen[self.symptom], seen[self.other] if self.other else None
         if isinstance(first, Unknown) or (first and isinstance(second, Unknown)):
             return True if self.negation == "unless" else None
-        other = second if isinstance(second, Seen) else None
+        other = second if isinstance(second, Evidence) else None
         related = first is not None and (not self.relation or _RELATIONS[self.relation](first, other))
         return related is not bool(self.negation)
 
 
-_RELATIONS: dict[str, Callable[[Seen, Seen | None], bool]] = {
+_RELATIONS: dict[str, Callable[[Evidence, Evidence | None], bool]] = {
     "before": lambda first, second: second is None or first.step < second.step,
     "with": lambda first, second: second is not None and first.step == second.step,
     "by": lambda first, second: second is not None and first.step <= second.step,
@@ -354,7 +380,7 @@ class Cause:
         for kind in ("all", "any"):
             read[kind] = [Condition.read(text) for text in table.get(kind, ())]
         for kind in ("suspects", "own_suspects"):
-            read[kind] = [known_suspects().get(text, Suspect(text)) for text in table.get(kind, ())]
+            read[kind] = [SUSPECTS.get(text, Suspect(text)) for text in table.get(kind, ())]
         return Cause(name, **read)
 
     def holds(self, seen: Sightings) -> bool | None:
@@ -365,12 +391,12 @@ class Cause:
             return False
         return None if None in every or True not in some else True
 
-    def evidence(self, seen: Sightings) -> list[tuple[str, Seen]]:
+    def evidence(self, seen: Sightings) -> list[Evidence]:
         """The symptoms that are evidence for the cause, its first condition first."""
         names = [c.symptom for c in (*self.all, *self.any) if not c.negation and c.holds(seen)]
         needed = [name for suspect in self.suspects if suspect.rank(seen) is not None for name in suspect.needs]
-        found = [(name, seen[name]) for name in dict.fromkeys([*names, *needed, *self.also])]
-        return [(name, sighting) for name, sighting in found if isinstance(sighting, Seen)]
+        found = [seen[name] for name in dict.fromkeys([*names, *needed, *self.also])]
+        return [sighting for sighting in found if isinstance(sighting, Evidence)]
 
     def suspected(self, seen: Sightings, source: str) -> tuple[Suspect, ...]:
         """The suspects that the log does not rule out, those with support in it first."""
@@ -393,22 +419,8 @@ class Cause:
         return list(dict.fromkeys(sighting for sighting in found if isinstance(sighting, Unknown)))
 
 
-@functools.cache
-def known_symptoms() -> Mapping[str, Symptom]:
-    """Every symptom of data/diagnosis/symptoms.toml."""
-    return {name: Symptom(**table) for name, table in tables("symptoms").items()}
-
-
-@functools.cache
-def known_suspects() -> Mapping[str, Suspect]:
-    """Every suspect of data/diagnosis/suspects.toml."""
-    return {name: Suspect(name=name, **table) for name, table in tables("suspects").items()}
-
-
-@functools.cache
-def known_causes() -> Sequence[Cause]:
-    """Every cause of data/diagnosis/causes.toml, the more specific first."""
-    return [Cause.read(name, table) for name, table in tables("causes").items()]
+CAUSES: Sequence[Cause] = [Cause.read(name, table) for name, table in tables("causes").items()]
+"""The more specific first."""
 
 
 def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
@@ -439,32 +451,14 @@ def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """One symptom: the step that showed it first, the value there, and the last value of that curve."""
-
-    symptom: str
-    metric: str
-    step: int
-    value: float
-    last: float
-    says: str
-    medians: str = ""
-    """The medians of the same curve of each objective, as "F 0.032, H 0"; empty for a curve of the run."""
-
-    @property
-    def healthy(self) -> tuple[float, float]:
-        """The metric's healthy range; a setting, a crash and a single reward function have none."""
-        usual = METRICS.get(of_run(self.metric))
-        return (usual.low, usual.high) if usual else (-math.inf, math.inf)
-
-
-@dataclass(frozen=True)
 class DetectedCause:
-    """A cause that the log shows, its first step and its evidence."""
+    """A cause that the log shows or does not rule out, its first step and its evidence."""
 
     cause: Cause
     step: int
-    evidence: tuple[Evidence, ...]
+    evidence: Sequence[Evidence] = ()
+    lacks: Sequence[Unknown] = ()
+    """What would have to be logged to decide; empty for a cause that the log shows."""
     suspects: tuple[Suspect, ...] = ()
     """The suspects that log and trainer leave possible, the most likely first."""
     remedies: Sequence[Remedy] = ()
@@ -475,12 +469,3 @@ class DetectedCause:
         """The objective whose curves show the cause; empty if those of the run do."""
         names = [evidence.metric for evidence in self.evidence if of_run(evidence.metric) in METRICS]
         return next((name.rpartition("/")[2] for name in names if name != of_run(name)), "")
-
-
-@dataclass(frozen=True)
-class PossibleCause:
-    """A cause that the log cannot rule out, and the metrics that it lacks."""
-
-    cause: Cause
-    step: int
-    lacks: tuple[Unknown, ...]

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_lab.analysis.logs import beside, formats, table
-from grpo_lab.analysis.logs.console import names_in
+from grpo_lab.analysis.logs.console import names_in, printed_settings
 from grpo_lab.analysis.logs.table import Log as Log
 from grpo_lab.analysis.logs.text import STDIN, Text, content, decoded, last_exception, tables
 from grpo_lab.errors import LogError
@@ -149,7 +149,7 @@ def _in_file(path: Path, logging_steps: int) -> list[Log]:
     if found := formats.read_text(text):
         return table.runs_in(found)
     if crash := last_exception(text.said):
-        settings = formats.printed_settings(text.said)
+        settings = printed_settings(text.said)
         return [Log({}, "no_metrics", crash=crash, settings=settings, source="verl" if settings else "")]
     if names := names_in(text.said):
         raise LogError(_no_metric(path, names))

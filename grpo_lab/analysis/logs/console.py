@@ -1,4 +1,7 @@
-"""The console of a trainer or a loop of one's own: names and numbers, as `loss: 0.1 | kl=0.2`, between other output."""
+"""The console of a trainer or a loop of one's own: names and numbers, as `loss: 0.1 | kl=0.2`, between other output.
+
+verl's has one record a step, `step:12 - actor/grad_norm:0.3 - …`, which a terminal may have wrapped.
+"""
 
 import bisect
 import re
@@ -10,10 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from grpo_lab.analysis.logs.table import Table, choose, columns_of, counters, fact, measured, words_of
-from grpo_lab.analysis.logs.text import PREFIX, Text, by_rows, patterns, tables
+from grpo_lab.analysis.logs.beside import flat
+from grpo_lab.analysis.logs.table import (
+    HELD_OUT,
+    Table,
+    choose,
+    columns_of,
+    counters,
+    fact,
+    meaning,
+    measured,
+    words_of,
+)
+from grpo_lab.analysis.logs.text import PREFIX, Text, by_rows, literal, patterns, tables
 
 _PATTERNS, _LIMITS = patterns("console"), tables("limits")["console"]
+_VERL, _OF_VERL = patterns("verl"), tables("limits")["verl"]
 
 
 @dataclass
@@ -31,7 +46,7 @@ class _Row:
 
 def read_console(text: Text) -> list[Table]:
     """The numbers in any other text."""
-    said = text.said
+    said = _unwrapped(text.said) if "step:" in text.said else text.said
     rows = _of_training(list(_rows(said)))
     if not rows:
         lists = {name: value.split(",") for name, value in _PATTERNS["list"].findall(said)}
@@ -40,7 +55,9 @@ def read_console(text: Text) -> list[Table]:
         return [Table(columns_of(steps), "json")] if measured(lists) else []
     notes, places = [], [row.place for row in rows]
     dictionaries = said[places[-1] :].startswith("{") or "{'" in said[places[-1] :].split("\n", 1)[0]
-    if dictionaries and "}" not in said[places[-1] :]:
+    last, before = ([*row.values] for row in (rows[-1], rows[max(0, len(rows) - 2)]))
+    begun = last != before and last == before[: len(last)] and not said.endswith("\n")
+    if "}" not in said[places[-1] :] if dictionaries else begun:
         rows.pop()
         notes.append(fact("cut"))
     counted = Counter(kind for row in rows for kind in row.counts)
@@ -60,8 +77,12 @@ def read_console(text: Text) -> list[Table]:
     of_trainer = dictionaries_alone and not names.isdisjoint(("loss", "learning_rate", "epoch"))
     kind, source = ("trainer_console", "trl") if of_trainer else ("console", "")
     crashes = by_rows(said, places[: len(rows)])
-    table = Table(columns_of(values), kind, notes, source, crashes=crashes, starts=starts, count_by=text.logging_steps)
-    return [table]
+    columns = columns_of(values)
+    if " actor/lr:0.000 " in said and not columns["actor/lr"].any():  # older versions of verl print three decimals
+        del columns["actor/lr"]
+        notes.append(fact("rate_rounded"))
+    about = {"crashes": crashes, "starts": starts, "settings": printed_settings(said)}
+    return [Table(columns, kind, notes, source, count_by=text.logging_steps, **about)]
 
 
 def _rows(said: str) -> Iterator[_Row]:
@@ -133,14 +154,46 @@ def names_in(said: str) -> list[str]:
 
 def _of_training(rows: list[_Row]) -> list[_Row]:
     """The rows without printed settings: the first ones that hold far fewer measures, and names that are there once."""
-    sizes = sorted(len(measured(row.values)) for row in rows)
-    usual = sizes[len(sizes) // 2] if len(rows) > 3 else 0
-    first = next((place for place, row in enumerate(rows) if 2 * len(measured(row.values)) > usual), 0)
+    kinds = [measured(row.values) for row in rows]
+    usual = sorted(map(len, kinds))[len(rows) // 2] if len(rows) > 3 else 0
+    first = next((at for at, each in enumerate(kinds) if 2 * len(each) > usual or each == {HELD_OUT}), 0)
     found = Counter(name for row in rows[first:] for name in row.values)
-    if len(rows) > _LIMITS["few_rows"]:  # what is printed once is a setting
-        for row in rows:
-            row.values = {name: value for name, value in row.values.items() if found[name] > 1 or words_of(name)[1]}
+    few = 1 < len(rows) <= _LIMITS["few_rows"]
+    for row in rows if len(rows) > 1 else ():
+        kept = [name for name in row.values if found[name] > 1 or words_of(name)[1] or (few and meaning(name))]
+        row.values = {name: row.values[name] for name in kept}
     return rows[first:]
+
+
+def _unwrapped(text: str) -> str:
+    """The text with each record of verl on one line, however it was wrapped."""
+    done, before = [], ""
+    for line in text.split("\n"):
+        said, whole = PREFIX.sub("", line).strip(), ""
+        begins = _VERL["record"].search(line)
+        if before and said and not begins:
+            cut = _OF_VERL["narrowest"] <= len(before) <= _OF_VERL["widest"] or _VERL["metric"].search(said)
+            ways = [done[-1].rstrip() + between + said for between in ("", " ", " - ")][not cut : 2 + ("/" in said)]
+            whole = next(filter(_VERL["whole"].fullmatch, ways), "")
+        if whole:
+            done.pop()
+        done.append(whole or line)
+        before = line if whole or begins else ""
+    return "\n".join(done)
+
+
+def printed_settings(text: str) -> dict[str, Any]:
+    """The settings in the config that verl prints at its start, and in the command of a shell that traces (set -x)."""
+    given: dict[str, Any] = dict(_VERL["override"].findall(text[: _OF_VERL["longest_config"]]))
+    start = _VERL["config"].search(text)
+    printed, depth = "", 0
+    for line in text[start.start() :][: _OF_VERL["longest_config"]].split("\n") if start else ():
+        said = PREFIX.sub("", line)
+        printed += said + "\n"
+        depth += said.count("{") - said.count("}")
+        if depth <= 0:
+            break
+    return flat({**given, **flat(literal(printed) or {})})
 
 
 def _steps_of_bars(rows: Sequence[_Row]) -> list[int] | None:

@@ -1,9 +1,8 @@
 """The formats of a text, each with a reader that recognises it by its content, and TensorBoard's event files.
 
-To add one, write a function that returns a `Table` of what it finds, or nothing, and add it to `READERS`. Here are the
-console of verl (`step:12 - actor/grad_norm:0.3 - …` between other output, on one line or wrapped), JSON, CSV with one
-row a step, the export of a W&B panel, TensorBoard's own export of one curve a file, and tables in a text, page or
-notebook. Event files need the package `tensorboard` (the extra of the same name), imported only here.
+To add one, write a function that returns a `Table` of what it finds, or nothing, and add it to `READERS`. Here are
+JSON, CSV with one row a step, the export of a W&B panel, TensorBoard's own export of one curve a file, and tables in a
+text, page or notebook. Event files need the package `tensorboard` (the extra of the same name), imported only here.
 """
 
 import csv
@@ -18,77 +17,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.logs.beside import flat, leaves
+from grpo_lab.analysis.logs.beside import leaves
 from grpo_lab.analysis.logs.console import read_console
 from grpo_lab.analysis.logs.table import PREFIXES, STEP_NAMES, Columns, Fact, Table, choose, columns_of, fact, number_in
-from grpo_lab.analysis.logs.text import PREFIX, Text, by_rows, literal, parsed, patterns, tables
+from grpo_lab.analysis.logs.text import Text, literal, parsed, patterns, tables
 from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES
 
-_PATTERNS, _VERL, _LIMITS = patterns("formats"), patterns("verl"), tables("limits")["verl"]
-
-
-def read_verl(text: Text) -> list[Table]:
-    """The console of verl."""
-    said = _unwrapped(text.said) if "step:" in text.said else ""
-    lines = list(_VERL["line"].finditer(said))
-    rows = [dict(_VERL["pair"].findall(line[0])) for line in lines]
-    notes = []
-    ends = len(rows) > 1 and said.endswith(lines[-1][0])
-    if ends and len(rows[-1]) < len(rows[-2]) and [*rows[-1]] == [*rows[-2]][: len(rows[-1])]:
-        rows.pop()
-        notes.append(fact("cut"))
-    columns = columns_of(rows)
-    if " actor/lr:0.000 " in said and not columns["actor/lr"].any():  # older versions print three decimals
-        del columns["actor/lr"]
-        notes.append(fact("rate_rounded"))
-    crashes = by_rows(said, [line.start() for line in lines])
-    about = {"source": "verl", "crashes": crashes, "settings": printed_settings(said)}
-    return [Table(columns, "verl_console", notes, **about)] if columns else []
-
-
-def _unwrapped(text: str) -> str:
-    """The text with each record on one line, however it was wrapped."""
-    done, before = [], ""
-    for line in text.split("\n"):
-        record = _continued(done[-1].rstrip(), PREFIX.sub("", line).strip(), len(before)) if before else ""
-        if record:
-            done[-1], before = record, line
-        else:
-            done.append(line)
-            before = line if _VERL["record"].search(line) else ""
-    return "\n".join(done)
-
-
-def _continued(record: str, said: str, width: int) -> str:
-    """A record with the next line of it, after one of a width; empty if that line says something else."""
-    if not said or _VERL["record"].search(said):
-        return ""
-    last, is_pair = record.rpartition(" - ")[2], _VERL["pair"].fullmatch
-    if record.endswith(" -") or said.startswith("- "):
-        joined, added = f"{record.removesuffix(' -')} - {said.removeprefix('- ')}", said.removeprefix("- ")
-    elif "/" in said and is_pair(said) and (is_pair(last) or _VERL["record"].search(last)):
-        joined, added = f"{record} - {said}", said
-    elif _LIMITS["narrowest"] <= width <= _LIMITS["widest"] or _VERL["metric"].search(said):
-        joined, added = record + said, last + said
-    else:
-        return ""
-    *whole, begun = added.removesuffix(" -").split(" - ")
-    return joined if all(map(is_pair, whole)) and _VERL["begun"].match(begun) else ""
-
-
-def printed_settings(text: str) -> dict[str, Any]:
-    """The settings in the config that verl prints at its start, and in the command of a shell that traces (set -x)."""
-    given: dict[str, Any] = dict(_VERL["override"].findall(text[: _LIMITS["longest_config"]]))
-    start = _VERL["config"].search(text)
-    printed, depth = "", 0
-    for line in text[start.start() :][: _LIMITS["longest_config"]].split("\n") if start else ():
-        said = PREFIX.sub("", line)
-        printed += said + "\n"
-        depth += said.count("{") - said.count("}")
-        if depth <= 0:
-            break
-    return flat({**given, **flat(literal(printed) or {})})
+_PATTERNS = patterns("formats")
 
 
 _FILES = tables("files")["json"]
@@ -331,7 +267,7 @@ def named_in(file: str) -> tuple[str, str] | None:
     return run, prefix.replace("_", "/") + metric
 
 
-READERS: tuple[Callable[[Text], list[Table]], ...] = (read_json, read_verl, read_csv, read_table, read_console)
+READERS: tuple[Callable[[Text], list[Table]], ...] = (read_json, read_csv, read_table, read_console)
 """In the order in which they are asked; the first that finds a metric is right."""
 
 

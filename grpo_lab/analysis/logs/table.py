@@ -266,9 +266,15 @@ class Log:
 
     def of_objective(self, objective: str) -> "Log":
         """The log with an objective's curves in place of the run's."""
-        run = {name: series for name, series in self.metrics.items() if name == of_run(name)}
-        own = {name: self.metrics.get(of_objective(name, objective), series) for name, series in run.items()}
+        run = {name: curve for name, curve in self.metrics.items() if name == of_run(name)}
+        own = {name: self.metrics.get(of_objective(name, objective), curve) for name, curve in run.items()}
         return replace(self, metrics=own)
+
+    def medians(self, metric: str) -> str:
+        """The medians of the same curve of each objective, as "F 0.032, H 0"; empty for a curve of the run."""
+        own = {name: self.metrics.get(of_objective(of_run(metric), name)) for name in self.objectives}
+        known = [f"{name} {curve.median():.3g}" for name, curve in own.items() if curve is not None]
+        return ", ".join(known) if metric in self.metrics and metric != of_run(metric) else ""
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -441,29 +447,19 @@ def _steps(columns: Columns, chosen: Mapping[str, str], table: Table) -> pd.Seri
 
 
 def _restarts(table: Table) -> list[int]:
-    """The later rows that begin a run: the first counter decides, or else epoch, learning rate and console together."""
+    """The later rows that begin a run: the first counter decides, or else epoch and console together."""
     columns, chosen = table.metrics, table.chosen
-    measured = _rows([columns[name] for name in chosen.values()])
-    steps = counters(columns)
-    named = {bare(name): name for name in columns} | {name: name for name in steps}
-
-    def counted(name: str) -> pd.Series | None:
-        """The column of a counter that most of the measured rows have, and that varies."""
-        if name not in named:
-            return None
-        column = columns[named[name]]
-        column = column.loc[column.index.isin(measured) & np.isfinite(column)]
-        return column if 2 * len(column) >= len(measured) > 0 and column.min() < column.max() else None
-
-    for name in (*steps, CUMULATIVE):
-        if name not in chosen and (column := counted(name)) is not None:
-            return list(_falls(column, 1 if name in steps else 2))
+    measured, steps = _rows([columns[name] for name in chosen.values()]), counters(columns)
     places = {start for start in table.starts if 0 < start < table.size}
-    if (epoch := counted("epoch")) is not None:
-        places.update(_falls(epoch, 2))
-    if (rate := counted("learning_rate")) is not None:
-        places.update(_schedule_restarts(rate))
-    return [place for place in sorted(places) if place - 1 not in places]  # a last rate of 0 before a first one of 0
+    for name in (*steps, CUMULATIVE, "epoch"):
+        found = columns.get(name, next((each for other, each in columns.items() if bare(other) == name), None))
+        if found is None or name in chosen:
+            continue
+        column = found.loc[found.index.isin(measured) & np.isfinite(found)]
+        if 2 * len(column) >= len(measured) > 0 and column.min() < column.max():
+            falls = _falls(column, 1 if name in steps else 2)
+            return sorted({*falls, *places} if name == "epoch" else falls)
+    return sorted(places)
 
 
 def _counted_through(columns: Mapping[str, pd.Series]) -> Mapping[str, pd.Series]:
@@ -498,22 +494,3 @@ def _falls(column: pd.Series, slack: int) -> Iterator[int]:
         if ahead >= 0 and after[0] <= max(before[0], slack * max(pace, ahead)) and not alone:
             yield int(rows[place])
             first = int(place)
-
-
-def _schedule_restarts(column: pd.Series) -> Iterator[int]:
-    """Yield the rows at which a schedule starts again that rises at most once and then falls at most once.
-
-    A rate that rises after it fell is a new start, but for one that jumps to the peak after a warm-up: a cosine with
-    restarts. A rate that falls to the first value at once and rises from there is a new warm-up.
-    """
-    rates, rows, fell = column.to_numpy(), column.index.to_numpy(), False
-    first = peak = rates[0]
-    for place in range(1, len(rates) - 1):
-        before, now, after = rates[place - 1 : place + 2]
-        to_the_start = now <= first < before and after > now
-        cosine = first < now == peak
-        if to_the_start or (fell and now > before and not cosine):
-            yield int(rows[place])
-            first, peak, fell = now, now, False
-        else:
-            peak, fell = max(peak, now), fell or now < before
