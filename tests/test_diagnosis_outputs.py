@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import grpo_lab as gl
 from grpo_lab import diagnose
 from grpo_lab.analysis import logs
-from grpo_lab.analysis.diagnosis.report import WIDTH, Words, number, settings_of, width, wrapped
+from grpo_lab.analysis.diagnosis.report import WIDTH, Number, Words, settings_of, width, wrapped
 from grpo_lab.analysis.logs.table import fact
 from grpo_lab.cli import app
 from grpo_lab.errors import ConfigError
@@ -296,7 +296,7 @@ def test_callback_in_a_trainer_of_trl(tmp_path):
 
 
 def test_numbers_words_and_lines_of_a_sentence():
-    assert [number(value) for value in (17098.2, 0.06361, 1e-9)] == ["17,098", "0.064", "0"]
+    assert [f"{Number(value)}" for value in (17098.2, 0.06361, 1e-9)] == ["17,098", "0.064", "0"]
     assert [Words(language)("tell_apart") for language in ("en", "zh")] == ["To tell them apart", "如何区分"]
     assert wrapped("one two", 2, "1. ") == ["  1. one two"]
     assert fact("begins_at", step=7).said() == "the log begins at step 7"

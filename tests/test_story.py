@@ -106,7 +106,7 @@ def test_each_rule_asks_for_what_a_curve_has_and_each_message_is_said():
     for key, rule in {**main, **{key: each["when"] for key, each in companions.items()}, **ends}.items():
         assert meta.find_undeclared_variables(Environment().parse(f"{{{{ {rule} }}}}")) <= known, key
     assert {each["of"] for each in companions.values()} <= METRICS.keys()
-    in_code = {"with", "nan_always", "nan_from"}
+    in_code = {"with", "nan_always", "nan_from", "nan_some"}
     place = "diagnosis.story."
     there = {key.removeprefix(place) for key in messages.catalogue(messages.ENGLISH) if key.startswith(place)}
     assert there == {*main, *companions, *ends, *in_code}
@@ -116,5 +116,5 @@ def test_each_rule_of_what_a_log_lacks_asks_for_what_it_knows():
     lacking = tables("story")["lacking"]
     for key, rule in lacking.items():
         names = meta.find_undeclared_variables(Environment().parse(f"{{{{ {rule['when']} }}}}"))
-        assert names <= {"log", "seen", "steps", "crash", *rule}, key
+        assert names <= {"log", "seen", "steps", "crash", "kind", *rule}, key
     assert lacking["no_trend"]["least"] == SYMPTOMS["reward_flat"].steps

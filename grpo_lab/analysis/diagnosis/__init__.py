@@ -15,7 +15,7 @@ from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import rules
 from grpo_lab.analysis.diagnosis.report import HEALTHY as HEALTHY
 from grpo_lab.analysis.diagnosis.report import NOT_ENOUGH as NOT_ENOUGH
-from grpo_lab.analysis.diagnosis.report import Diagnosis
+from grpo_lab.analysis.diagnosis.report import Diagnosis, measures
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.logs.table import fact
 from grpo_lab.analysis.markdown import holds
@@ -75,7 +75,7 @@ def _diagnosed(log: Log) -> Diagnosis:
     if log.begins_late and begin and all(map(math.isnan, begin)):  # broken before the log begins, which tells no cause
         return Diagnosis(log, (), (), (), (fact("rows_before", step=int(log.steps[0])),))
     shown = {name for name, sighting in seen.items() if isinstance(sighting, rules.Evidence)}
-    known = {"steps": len(log.steps), "crash": repr(log.crash)}
+    known = {"steps": len(log.steps), "crash": repr(log.crash), "kind": measures(log, "reward").get("kind")}
     rows = [(key, {**known, **rule}) for key, rule in rules.tables("story")["lacking"].items()]
     lacking = [fact(key, **values) for key, values in rows if holds(values["when"], log=log, seen=shown, **values)]
     return Diagnosis(log, _ranked(findings), tuple(possible), unseen, tuple(lacking))

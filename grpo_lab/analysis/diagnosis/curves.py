@@ -72,13 +72,18 @@ def course(values: Curve) -> Course | None:
     first, last, top, top_at = float(level[0]), float(level[-1]), float(level.max()), int(np.argmax(level))
     bends = values[:-2] - 2 * values[1:-1] + values[2:]  # about straight lines: a steep course is no noise
     deviation = float(np.mean(np.abs(bends))) * math.sqrt(math.pi / 12)
+    hits = values != np.median(values)
+    if hits.mean() < _LIMITS["rare"] and np.count_nonzero(np.diff(hits)) >= hits.sum():  # lone hits are no level
+        deviation = float(values.std())
     sure = max(_LIMITS["sure"] * deviation * math.sqrt(2 / width), 0.02 * float(np.abs(level).max()))
     lost, gained = top - last, top - first
     still_high = np.flatnonzero(level[top_at:] >= top - 0.2 * lost)[-1] + top_at if lost > 0 else len(level) - 1
     fell_at = min(len(values) - 1, int(still_high) + math.ceil(0.8 * width))
     depth = np.minimum(np.maximum.accumulate(level), np.maximum.accumulate(level[::-1])[::-1]) - level
     low = int(np.argmax(depth))
-    if lost > max(sure, 0.1 * abs(top)) and (gained <= sure or lost > 0.5 * gained):
+    later = level[min(int(still_high) + width, len(level) - 1) :]
+    for_good = np.mean(later > (top + last) / 2) <= _LIMITS["back"]
+    if lost > max(sure, 0.1 * abs(top)) and (gained <= sure or lost > 0.5 * gained) and for_good:
         kind = "fell"
     elif depth[low] > max(1.5 * sure, 0.4 * abs(float(level[low] + depth[low]))):
         kind = "dipped"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -96,13 +97,17 @@ class Words:
         return messages.catalogue(self.language, "diagnosis").get(key, english)
 
 
-def number(value: float) -> str:
-    """A number as a sentence has it."""
-    if abs(value) < 5e-4:
-        return "0"
-    if 100 <= abs(value) < 1e6:
-        return f"{value:,.0f}"
-    return f"{value:.2g}" if abs(value) < 10 else f"{value:.3g}"
+class Number(float):
+    """A number as a sentence has it; `digits` of it tell it from another one."""
+
+    digits = 2
+
+    def __format__(self, spec: str) -> str:
+        if spec or abs(self) < 5e-4:
+            return super().__format__(spec) if spec else "0"
+        if 100 <= abs(self) < 1e6:
+            return f"{float(self):,.0f}"
+        return f"{float(self):.{max(self.digits, 3 if abs(self) >= 10 else 2)}g}"
 
 
 def story(log: Log, language: str) -> str:
@@ -114,8 +119,11 @@ def story(log: Log, language: str) -> str:
     """
 
     def say(key: str, values: Mapping[str, Any]) -> str:
-        numbers = {name: number(value) if isinstance(value, float) else value for name, value in values.items()}
-        return word(f"story.{key}", **numbers)
+        numbers = {name: Number(value) for name, value in values.items() if isinstance(value, float)}
+        for pair in [(numbers[a], numbers[b]) for a, b in (("first", "last"), ("begin", "end")) if a in numbers]:
+            if f"{pair[0]}" == f"{pair[1]}" and not math.isclose(*pair, rel_tol=0.002):
+                pair[0].digits = pair[1].digits = 3
+        return word(f"story.{key}", **{**values, **numbers})
 
     word, chosen, reward = Words(language), rules.tables("story"), measures(log, "reward")
     main = next(key for key, rule in chosen["main"].items() if holds(rule, log=log, **reward))
@@ -126,7 +134,8 @@ def story(log: Log, language: str) -> str:
     happened = say(main, reward)
     if told:
         happened = word("story.with", said=happened, told=word("comma").join(told))
-    end = {"step": next(iter(log.steps), 0), "crash": log.crash}
+    crash = textwrap.shorten(log.crash, _LIMITS["crash"], placeholder=" …").rstrip(".")
+    end = {"step": next(iter(log.steps), 0), "crash": crash}
     ends = [say(key, end) for key, rule in chosen["ends"].items() if holds(rule, log=log, main=main, **reward)]
     return "".join([happened, *ends, word("stop")])
 
@@ -143,25 +152,27 @@ def measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
     known |= {"most_at": steps[int(values.argmax())], "usual": METRICS[name].high}
     if found := course(values):
         known |= {key: steps[value] if key.endswith("_at") else value for key, value in found._asdict().items()}
-        known["share"] = f"{found.last:.0%}"
         before = [value for step, value in zip(steps, values, strict=True) if since is not None and step < since]
-        known["first"] = float(np.median(before[-5:])) if before else found.first
+        known["first"] = float(np.median(before[-5:])) if before else found.first if name == "reward" else start(values)
     return known
 
 
 def _not_finite(log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The curves that are not finite to the end, by the step from which on they are not; 0 rows before it: in none."""
-    found: dict[tuple[str, int], list[str]] = {}
-    for name in (name for name in METRICS if name in log.metrics and name != "reward"):
+    """The curves that are not finite in any step, from one on, or in some, by that step."""
+    found: dict[tuple[int, str, int, int], list[str]] = {}
+    for name in (name for name in METRICS if name in log.metrics):
         curve = log.metrics[name]
         broken = ~np.isfinite(curve.to_numpy(np.float64))
-        if len(broken) and broken[-1]:
-            place = int(np.flatnonzero(~broken)[-1]) + 1 if not broken.all() else 0
-            found.setdefault(("nan_from" if place else "nan_always", int(curve.index[place])), []).append(name)
-    for (key, step), names in sorted(found.items(), key=lambda item: item[0][1]):
+        if not broken.any() or (broken.all() and name == "reward"):
+            continue
+        place, key = int(np.argmax(broken)), "nan_always" if broken.all() else "nan_some"
+        if broken[-1] and not broken.all():
+            place, key = int(np.flatnonzero(~broken)[-1]) + 1, "nan_from"
+        found.setdefault((int(curve.index[place]), key, int(broken.sum()), len(curve)), []).append(name)
+    for (step, key, count, rows), names in sorted(found.items()):
         most = _LIMITS["named"]
         more = f" + {len(names) - most}" if len(names) > most else ""
-        yield key, {"metric": ", ".join(names[:most]) + more, "step": step}
+        yield key, {"metric": ", ".join(names[:most]) + more, "step": step, "count": count, "rows": rows}
 
 
 def rendered(template: str, **values: Any) -> str:

@@ -150,7 +150,8 @@ def _in_file(path: Path, logging_steps: int) -> list[Log]:
         return table.runs_in(found)
     if crash := last_exception(text.said):
         settings = printed_settings(text.said)
-        return [Log({}, "no_metrics", crash=crash, settings=settings, source="verl" if settings else "")]
+        source = "verl" if any(name.startswith("actor_rollout_ref") for name in settings) else ""
+        return [Log({}, "no_metrics", crash=crash, settings=settings, source=source)]
     if names := names_in(text.said):
         raise LogError(_no_metric(path, names))
     raise LogError(f"{path}: unknown format; looked for " + "; ".join(tables("files")["formats"]))

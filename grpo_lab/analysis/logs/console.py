@@ -4,6 +4,7 @@ verl's has one record a step, `step:12 - actor/grad_norm:0.3 - …`, which a ter
 """
 
 import bisect
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,12 +24,17 @@ from grpo_lab.analysis.logs.table import (
     fact,
     meaning,
     measured,
+    unread,
     words_of,
 )
 from grpo_lab.analysis.logs.text import PREFIX, Text, by_rows, literal, patterns, tables
 
 _PATTERNS, _LIMITS = patterns("console"), tables("limits")["console"]
 _VERL, _OF_VERL = patterns("verl"), tables("limits")["verl"]
+_NAMES = [*tables("algorithms"), *itertools.chain(*(each.get("setting", ()) for each in tables("symptoms").values()))]
+_ANY = "|".join(map(re.escape, sorted({name for name in _NAMES if "/" not in name}, reverse=True)))
+_SETTING = re.compile(rf"(?:--({_ANY})[ =]|(?<![\w./-])({_ANY})\s*[=:]\s*)['\"]?([\w.+-]*\w)")
+"""A setting that tells something, as `--beta 0.1`, `beta=0.1` or `beta: 0.1`; a model's own config has quotes."""
 
 
 @dataclass
@@ -58,16 +64,13 @@ def read_console(text: Text) -> list[Table]:
     last, before = ([*row.values] for row in (rows[-1], rows[max(0, len(rows) - 2)]))
     begun = last != before and last == before[: len(last)] and not said.endswith("\n")
     if "}" not in said[places[-1] :] if dictionaries else begun:
-        rows.pop()
-        notes.append(fact("cut"))
+        rows[-1].values.popitem()
+        notes.append(fact("cut_value"))
     counted = Counter(kind for row in rows for kind in row.counts)
     kinds = {kind for kind, count in counted.items() if 2 * count >= len(rows) + (len(rows) < _LIMITS["few_rows"])}
     values = [{**{kind: at for kind, at in row.counts.items() if kind in kinds}, **row.values} for row in rows]
-    if not any(counters(row) for row in values):
-        if (steps := _steps_of_bars(rows)) is not None:
-            values = [{"step": step, **row} for step, row in zip(steps, values, strict=True)]
-        elif not _by_epochs(values):
-            notes.append(fact("counted_by", steps=text.logging_steps) if text.logging_steps > 1 else fact("counted"))
+    if not any(counters(row) for row in values) and (steps := _steps_of_bars(rows)) is not None:
+        values = [{"step": step, **row} for step, row in zip(steps, values, strict=True)]
     begun = [at.end() for at in _PATTERNS["start"].finditer(said)]
     starts = [
         bisect.bisect(places, at) for at in begun if not _PATTERNS["resumed"].search(said, at, at + _LIMITS["near"])
@@ -81,14 +84,15 @@ def read_console(text: Text) -> list[Table]:
     if " actor/lr:0.000 " in said and not columns["actor/lr"].any():  # older versions of verl print three decimals
         del columns["actor/lr"]
         notes.append(fact("rate_rounded"))
-    about = {"crashes": crashes, "starts": starts, "settings": printed_settings(said)}
+    about = {"crashes": crashes, "starts": starts, "settings": printed_settings(said[: places[0]])}
     return [Table(columns, kind, notes, source, count_by=text.logging_steps, **about)]
 
 
 def _rows(said: str) -> Iterator[_Row]:
     """The rows, each with at least one measure: a new one begins with another step, or where a name is there again."""
     row, depth, bars = _Row(0), 0, {}
-    sure = sum(1 for _ in zip(_PATTERNS["dictionary"].finditer(said), range(2), strict=False)) > 1
+    forms = (_VERL["begin"], _PATTERNS["dictionary"])
+    records, dictionaries = (len([*itertools.islice(form.finditer(said), 2)]) > 1 for form in forms)
     for match in _PATTERNS["line"].finditer(said):
         line = _PATTERNS["colour"].sub("", PREFIX.sub("", match[0]).replace("\n", ""))
         bars |= {int(total): int(at) for at, total in _PATTERNS["bar"].findall(line)}
@@ -99,7 +103,8 @@ def _rows(said: str) -> Iterator[_Row]:
         known = measured(pairs)
         before = PREFIX.sub("", match["before"] or "")
         alone = (match["row"] or "").startswith("{'") and ("|" in before or not re.search(r"\w", before))
-        if sure and not alone:  # of a completion that is printed between, or of DeepSpeed
+        own = alone and _PATTERNS["of_trainer"].match(match["row"]) if dictionaries else True
+        if not (_VERL["begin"].search(line) if records else own):  # something else printed it
             continue
         joins = (row.counts and pairs) or (row.values and (choose(pairs) or counters(pairs)))
         if "train_runtime" in pairs or not (known or counts or joins):
@@ -149,7 +154,7 @@ def names_in(said: str) -> list[str]:
     recurring = [name for name, count in found.items() if count > 1]
     header = [cell.strip() for cell in re.split(r"[,;\t|]", lines[0])]
     of_a_table = [cell for cell in header if re.fullmatch(r"[^\W\d][\w/.-]*", cell)] if len(header) > 1 else []
-    return [name for name in recurring or of_a_table if not counters([name])]
+    return list(unread(recurring or of_a_table, ()))
 
 
 def _of_training(rows: list[_Row]) -> list[_Row]:
@@ -183,8 +188,10 @@ def _unwrapped(text: str) -> str:
 
 
 def printed_settings(text: str) -> dict[str, Any]:
-    """The settings in the config that verl prints at its start, and in the command of a shell that traces (set -x)."""
-    given: dict[str, Any] = dict(_VERL["override"].findall(text[: _OF_VERL["longest_config"]]))
+    """The settings in the config that verl prints, in a command that starts a training, and in lines of a setting."""
+    begin = text[: _OF_VERL["longest_config"]]
+    given: dict[str, Any] = {option or name: value for option, name, value in _SETTING.findall(begin)}
+    given |= dict(_VERL["override"].findall(begin))
     start = _VERL["config"].search(text)
     printed, depth = "", 0
     for line in text[start.start() :][: _OF_VERL["longest_config"]].split("\n") if start else ():
@@ -210,13 +217,3 @@ def _steps_of_bars(rows: Sequence[_Row]) -> list[int] | None:
             outer = [min(place - at[0], 0) + max(place - at[-1], 0) for place in range(len(rows))]
             return [round(step + beyond * pace) for step, beyond in zip(inner, outer, strict=True)]
     return None
-
-
-def _by_epochs(values: Sequence[dict[str, Any]]) -> bool:
-    """Whether rows are counted by whole epochs, which then become their steps."""
-    epochs = [row.get("epoch") for row in values]
-    if not all(isinstance(epoch, int) for epoch in epochs) or len(set(epochs)) < len(epochs):
-        return False
-    for row in values:
-        row["step"] = row.pop("epoch")
-    return True

@@ -19,8 +19,19 @@ import pandas as pd
 
 from grpo_lab.analysis.logs.beside import leaves
 from grpo_lab.analysis.logs.console import read_console
-from grpo_lab.analysis.logs.table import PREFIXES, STEP_NAMES, Columns, Fact, Table, choose, columns_of, fact, number_in
-from grpo_lab.analysis.logs.text import Text, literal, parsed, patterns, tables
+from grpo_lab.analysis.logs.table import (
+    PREFIXES,
+    STEP_NAMES,
+    Columns,
+    Fact,
+    Table,
+    choose,
+    columns_of,
+    fact,
+    number_in,
+    source_of,
+)
+from grpo_lab.analysis.logs.text import Text, last_exception, literal, parsed, patterns, tables
 from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES
 
@@ -37,11 +48,13 @@ def read_json(text: Text) -> list[Table]:
     whole, known = literal(text.said) if text.first.startswith(("[{'", "{'")) else parsed(text.said), {}
     if whole is None and not _PATTERNS["json"].match(text.first):
         return []
-    if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
+    if of_state := isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
         known = {name: whole[name] for name in _FILES["settings"] if whole.get(name)}
         whole = [row for row in whole["log_history"] if isinstance(row, dict)]
     if isinstance(whole, list) and all(isinstance(row, dict) for row in whole):
-        return [Table(columns_of(map(_metrics_of, whole)), "log_history", source="trl", settings=known)]
+        columns = columns_of(map(_metrics_of, whole))
+        kind = "log_history" if of_state or source_of(columns) == "trl" else "json"
+        return [Table(columns, kind, source="trl" if of_state else "", settings=known)]
     if isinstance(whole, dict) and (rows := _rows_of(whole)):
         return [Table(columns_of(map(_metrics_of, rows)), "json")]
     if whole is None and parsed(text.first) is None:
@@ -284,7 +297,13 @@ def read_text(text: Text) -> list[Table]:
         pages = tables_in_html(text.said)
     found = [table for page in pages for table in read_csv(replace(text, said=page)) if table.chosen]
     if found:
-        return [max(found, key=lambda table: table.size)]
+        most = max(found, key=lambda table: table.size)
+        runs = [table for table in found if table.metrics.keys() == most.metrics.keys()]
+        if len(runs) > 1:
+            each = [fact("runs", count=len(runs), number=place) for place in range(1, len(runs) + 1)]
+            runs = [replace(run, notes=[*run.notes, note]) for run, note in zip(runs, each, strict=True)]
+        runs[-1] = replace(runs[-1], crashes={runs[-1].size: last_exception(text.said)})
+        return [replace(run, format="table") for run in runs]
     without: list[Table] = []
     for reader in READERS:
         tables = reader(text)

@@ -41,7 +41,7 @@ _EXACT = {
 }
 _IS = {part: re.compile(_NAMES[part]["is"]) for part in ("held_out", "functions")}
 _IS_NOT = {part: re.compile(_NAMES[part]["not"]) for part in ("held_out", "functions")}
-_USELESS = re.compile(_NAMES["unread"]["useless"])
+_USELESS, _FINITE = re.compile(_NAMES["unread"]["useless"]), re.compile(_NAMES["unread"]["finite"])
 _NEAR = {metric: re.compile(words) for metric, words in _NAMES["near"].items()}
 MEASURED = frozenset((*_NAMES["near"], "reward_std", HELD_OUT))
 """Measures of a step; settings as learning_rate and beta are printed elsewhere too."""
@@ -154,7 +154,8 @@ def source_of(names: Iterable[str]) -> str:
 
 def reward_functions(names: Iterable[str], chosen: Iterable[str] = ()) -> dict[str, str]:
     """For each reward function its name in the log: rewards/<name>/mean, rewards/<name> of older TRL, or in a log
-    without such, a name of the words "format reward", which is not among those chosen for a metric.
+    without such, a name of the words "format reward", which is not among those chosen for a metric. Without a name
+    of the whole reward, only names with that word are.
 
     >>> reward_functions(["train/rewards/right/mean", "rewards/right/std", "rewards/short"])
     {'right': 'train/rewards/right/mean', 'short': 'rewards/short'}
@@ -165,10 +166,11 @@ def reward_functions(names: Iterable[str], chosen: Iterable[str] = ()) -> dict[s
     found = [(match, name) for name in every if (match := _PATTERNS["function"].match(bare(name)))]
     means = {match["name"]: name for match, name in found if match["mean"]}
     own = {match["name"]: name for match, name in found if not match["mean"]}
-    if found or not any(meaning(name) == Meaning("reward", 0) or "reward" in name.lower() for name in chosen):
+    if found:
         return means | {each: name for each, name in own.items() if each.removesuffix("/std") not in means}
+    total = any(meaning(name) == Meaning("reward", 0) or "reward" in name.lower() for name in chosen)
     others = {}
-    for name in every:
+    for name in (each for each in every if total or "reward" in each.lower()):
         words, held_out = words_of(name.rpartition("/")[2])[0], words_of(name)[1]
         match = _IS["functions"].fullmatch(words) or _IS["functions"].fullmatch(words := words_of(name)[0])
         if match and not held_out and name not in chosen and not _IS_NOT["functions"].search(words):
@@ -182,6 +184,16 @@ def counters(names: Iterable[str]) -> list[str]:
     exact = [name for name in STEP_NAMES if name in logged]
     words = {words_of(name.rpartition("/")[2])[0]: name for name in reversed(logged) if not words_of(name)[1]}
     return exact + [words[each] for each in _NAMES["step_words"] if each in words and words[each] not in exact]
+
+
+def counting(columns: "Columns") -> list[str]:
+    """The columns that count steps: of a mean, as avg_steps, the values are not whole, or hardly any two differ."""
+    return [name for name in counters(columns) if name in STEP_NAMES or _counts(columns[name])]
+
+
+def _counts(column: pd.Series, most_equal: int = 3) -> bool:
+    known = column.dropna()
+    return bool((known == np.floor(known)).all()) and most_equal * known.nunique() >= len(known)
 
 
 def unread(names: Iterable[str], read: Iterable[str]) -> tuple[str, ...]:
@@ -372,7 +384,9 @@ def log_of(table: Table) -> Log:
     """
     columns = {name: column for name, column in table.metrics.items() if len(column)}
     chosen = choose(columns, table.source)
-    steps = _steps(columns, chosen, table)
+    logged = _steps(columns, chosen)
+    counted = pd.Series(np.arange(table.size, dtype=np.float64) * (table.count_by or 1) + table.count_by)
+    steps = counted if logged is None else logged
     metrics = {metric: _by_step(columns[name], steps, metric) for metric, name in chosen.items()}
     for metric in ("reward", "kl"):  # a log may hold them for each objective alone
         own = [series for name, series in metrics.items() if name != metric == of_run(name)]
@@ -384,7 +398,15 @@ def log_of(table: Table) -> Log:
         metrics["entropy"] = -metrics["entropy"]
     by_function = reward_functions(columns, chosen.values())
     functions = {name: _by_step(columns[column], steps, name) for name, column in by_function.items()}
-    repeated = max((int(series.index.duplicated().sum()) for series in metrics.values()), default=0)
+    told = []
+    if functions and "reward" not in metrics and not any(_PATTERNS["function"].match(bare(name)) for name in columns):
+        parts = pd.concat(functions, axis=1)
+        metrics["reward"] = parts.sum(axis=1, skipna=False).rename("reward")
+        told = [fact("summed", names=", ".join(by_function.values()))]
+    repeated = [(int(series.index.duplicated().sum()), _by_parts(series)) for series in metrics.values()]
+    again, by_parts = max(repeated, default=(0, False))
+    if again:
+        told.append(fact("averaged", count=f"{again:,}") if by_parts else fact("repeated", count=f"{again:,}"))
     source = table.source
     if source in ("", "trl"):  # a Trainer's epochs are no whole numbers
         whole = [name for name, values in columns.items() if name == "epoch" and (values == np.floor(values)).all()]
@@ -392,20 +414,25 @@ def log_of(table: Table) -> Log:
     if table.format == "console" and source == "trl":  # Trainer prints dictionaries alone
         source = ""
     left = unread(columns, (*chosen.values(), *by_function.values()))
-    notes = [*table.notes, *([fact("repeated", count=f"{repeated:,}")] if repeated else [])]
-    counted = steps if counters(columns) else columns.get("epoch", pd.Series(dtype=np.float64))
-    counts = np.unique(counted.dropna().to_numpy())
+    others = [name for name in columns if name not in chosen.values() and not words_of(name)[1]]
+    broken = [name for name in others if columns[name].isna().mean() > 0.5 and _FINITE.search(words_of(name)[0])]
+    notes = [*table.notes, *told]
+    if logged is None:
+        logged = columns.get("epoch", pd.Series(dtype=np.float64))
+        by = [fact("counted_by", steps=table.count_by)] if table.count_by > 1 else [fact("counted")]
+        notes += by if table.count_by else []
+    counts = np.unique(logged.dropna().to_numpy())
     if len(counts) == 1:  # rows are missing before one that is no first step, and no row of a log of every 5th step
         late = counts[0] > 2 and counts[0] % 5
     else:
-        late = len(counts) > 1 and counts[0] != 1 and counts[0] > 2 * np.median(np.diff(counts))
+        late = len(counts) > 1 and counts[0] > max(1, np.median(np.diff(counts)))
     return replace(
         table,
-        metrics={name: _last_of_each_step(series) for name, series in metrics.items()},
+        metrics={name: _one_a_step(series) for name, series in metrics.items()},
         hides_nan=table.hides_nan or source in TRAINERS,
-        notes=(*notes, *_on_unread(left, chosen, source)),
+        notes=(*notes, *_on_unread(left, chosen, source), *([fact("nan", names=", ".join(broken))] if broken else [])),
         source=source,
-        functions={name: _last_of_each_step(series) for name, series in functions.items()},
+        functions={name: _one_a_step(series) for name, series in functions.items()},
         unread=left,
         begins_late=bool(late),
     )
@@ -428,8 +455,15 @@ def _by_step(column: pd.Series, steps: pd.Series, name: str) -> pd.Series:
     return pd.Series(column.loc[known].to_numpy(), index=index, name=name)
 
 
-def _last_of_each_step(series: pd.Series) -> pd.Series:
+def _one_a_step(series: pd.Series) -> pd.Series:
+    """One value a step: the mean where steps have several rows, as of micro-batches; else the last, as of a resume."""
+    if _by_parts(series):
+        return series.groupby(level=0).agg(lambda rows: rows.mean(skipna=False))
     return series.loc[~series.index.duplicated(keep="last")].sort_index()
+
+
+def _by_parts(series: pd.Series) -> bool:
+    return np.count_nonzero(np.diff(series.index) == 0) > 0.4 * len(series)
 
 
 def _rows(columns: Sequence[pd.Series]) -> NDArray[np.int64]:
@@ -437,19 +471,20 @@ def _rows(columns: Sequence[pd.Series]) -> NDArray[np.int64]:
     return np.unique(np.concatenate([column.index for column in columns])) if columns else np.array([], dtype=np.int64)
 
 
-def _steps(columns: Columns, chosen: Mapping[str, str], table: Table) -> pd.Series:
-    """The step of each row, from the first counter that half of the measured rows have; else they are counted."""
+def _steps(columns: Columns, chosen: Mapping[str, str]) -> pd.Series | None:
+    """The step of each row, from the first counter that half of the measured rows have, or from whole epochs."""
     measured = _rows([columns[name] for name in chosen.values()])
-    for name in counters(columns):
+    epochs = [name for name in columns if bare(name).lower() in ("epoch", "epochs") and _counts(columns[name], 1)]
+    for name in (*counting(columns), *epochs):
         if 2 * np.isin(measured, columns[name].index).sum() >= len(measured):
             return columns[name].loc[np.isfinite(columns[name])]
-    return pd.Series(np.arange(table.size, dtype=np.float64) * (table.count_by or 1) + table.count_by)
+    return None
 
 
 def _restarts(table: Table) -> list[int]:
     """The later rows that begin a run: the first counter decides, or else epoch and console together."""
     columns, chosen = table.metrics, table.chosen
-    measured, steps = _rows([columns[name] for name in chosen.values()]), counters(columns)
+    measured, steps = _rows([columns[name] for name in chosen.values()]), counting(columns)
     places = {start for start in table.starts if 0 < start < table.size}
     for name in (*steps, CUMULATIVE, "epoch"):
         found = columns.get(name, next((each for other, each in columns.items() if bare(other) == name), None))
@@ -464,7 +499,7 @@ def _restarts(table: Table) -> list[int]:
 
 def _counted_through(columns: Mapping[str, pd.Series]) -> Mapping[str, pd.Series]:
     """The columns with steps that go on where those in the log begin again with each epoch, or another counter."""
-    name, *others = *counters(columns), ""
+    name, *others = *counting(dict(columns)), ""
     for each in (each for each in columns if bare(each).lower() in ("epoch", "epochs") or each in others):
         steps = columns[name].dropna() if name else columns[each]
         outer = columns[each].reindex(steps.index).ffill()

@@ -113,5 +113,5 @@ def by_rows(text: str, places: Sequence[int]) -> dict[int, str]:
         known = [line for line in sure if _LIMITS["of_ray"] not in line] or sure or likely
         rows = bisect.bisect(places, start.start())
         if known and (rows not in found or not known[0].partition(":")[0].endswith(tuple(_LIMITS["launchers"]))):
-            found[rows] = known[0]
+            found[rows] = known[0].rstrip(":")
     return found
