@@ -354,6 +354,32 @@ def test_a_setting_that_explains_it_is_the_first_suspect(suspect, given):
     assert setting in [evidence.metric for evidence in diagnose(explained).findings[0].evidence]
 
 
+def test_a_flat_reward_of_twenty_steps_is_never_nothing_wrong():
+    flat = pd.DataFrame({"reward": NOISY, "kl": [1e-4] * 20, "loss": [0.01] * 20, "grad_norm": [0.5] * 20})
+    assert diagnose(flat).verdict == "learned-nothing"
+    short = diagnose(flat[:15])
+    assert short.verdict == NOT_ENOUGH and [lacks.key for lacks in short.lacking] == ["no_trend"]
+    assert diagnose(flat.assign(reward=[0.2 + 0.02 * step for step in range(20)])).verdict == HEALTHY
+
+
+def test_a_spread_that_is_nan_is_the_cause_of_a_norm_that_is():
+    """The standard deviation of one reward is 0/0, and the advantage, the gradient and the weights after it."""
+    curves = {"reward": [0.25] * 3, "reward_std": [NAN] * 3, "grad_norm": [NAN] * 3}
+    found = diagnose(pd.DataFrame(curves))
+    assert found.verdict == "spread-undefined" and found.findings[0].suspects[0].name == "one-completion"
+    assert diagnose(pd.DataFrame({**curves, "reward_std": [0.3] * 3})).verdict == "broken-from-the-start"
+    late = diagnose(pd.DataFrame({"step": [30], "grad_norm": [NAN], "loss": [0.1]}))
+    assert late.verdict == NOT_ENOUGH, "what was before is not known"
+
+
+def test_an_entropy_bonus_makes_a_loss_that_is_in_proportion():
+    entropy = np.linspace(0.1, 0.4, 12)
+    curves = {"entropy": entropy, "reward": np.linspace(0.6, 0.3, 12), "grad_norm": [1.0] * 12}
+    assert diagnose(pd.DataFrame({**curves, "loss": -0.5 * entropy})).verdict == "bonus-rules"
+    weighted = -entropy * np.array([0.3, 0.9, 0.5, 2.0] * 3)
+    assert diagnose(pd.DataFrame({**curves, "loss": weighted})).verdict != "bonus-rules"
+
+
 def test_a_suspect_is_ruled_out_by_its_setting():
     assert "dropout" not in named(logged("trl", {"disable_dropout": True}, **NOISY_KL))[1]
 

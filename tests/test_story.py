@@ -72,6 +72,31 @@ def told(language="en", first=1, crash="", **curves):
         ),
         pytest.param({"reward": LEVEL, "frac_reward_zero_std": [1.0] * 120}, ["in no group"], [], id="no spread"),
         pytest.param({"reward": [0.5] * 120, "frac_reward_zero_std": [1.0] * 120}, [], ["group"], id="all the same"),
+        pytest.param(
+            {"reward": np.where(np.isin(np.arange(120), (12, 24, 27)), 0.2, -0.1)},
+            ["no clear change"],
+            ["recover", "rose"],
+            id="lone hits of a sparse reward",
+        ),
+        pytest.param(
+            {"reward": [0.4, 0.24, 0.1, 0.0, 0.31, 0.21, 0.0, 0.0, 0.1, 0.0, -0.16, 0.05] + [None] * 108},
+            ["→ -0.037"],
+            ["recover"],
+            id="a fall in noise",
+        ),
+        pytest.param(
+            {"reward": LEVEL, "kl": np.where(np.arange(120) == 9, math.nan, 0.1)},
+            ["not finite in 1 of 120 rows, first in step 10: kl"],
+            [],
+            id="one value that is not finite",
+        ),
+        pytest.param({"reward": LEVEL, "grad_norm": [0.0] * 120}, ["gradient norm is 0"], [], id="no gradient"),
+        pytest.param(
+            {"reward": LEVEL, "completions__clipped_ratio": np.linspace(0.6, 1, 120)},
+            ["6", "% of completions are cut off at first, 9"],
+            ["from the start on"],
+            id="more and more cut off",
+        ),
     ],
 )
 def test_the_course_of_the_reward_and_what_moved_with_it(curves, said, not_said):

@@ -53,7 +53,7 @@ def read_json(text: Text) -> list[Table]:
         whole = [row for row in whole["log_history"] if isinstance(row, dict)]
     if isinstance(whole, list) and all(isinstance(row, dict) for row in whole):
         columns = columns_of(map(_metrics_of, whole))
-        kind = "log_history" if of_state or source_of(columns) == "trl" else "json"
+        kind = "log_history" if of_state or source_of(columns.keys() - {"epoch"}) == "trl" else "json"
         return [Table(columns, kind, source="trl" if of_state else "", settings=known)]
     if isinstance(whole, dict) and (rows := _rows_of(whole)):
         return [Table(columns_of(map(_metrics_of, rows)), "json")]
