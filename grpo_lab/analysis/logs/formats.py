@@ -48,13 +48,14 @@ def read_json(text: Text) -> list[Table]:
     whole, known = literal(text.said) if text.first.startswith(("[{'", "{'")) else parsed(text.said), {}
     if whole is None and not _PATTERNS["json"].match(text.first):
         return []
-    if of_state := isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
+    history = whole.get("log_history") if isinstance(whole, dict) else None
+    if isinstance(whole, dict) and isinstance(history, list):
         known = {name: whole[name] for name in _FILES["settings"] if whole.get(name)}
-        whole = [row for row in whole["log_history"] if isinstance(row, dict)]
+        whole = [row for row in history if isinstance(row, dict)]
     if isinstance(whole, list) and all(isinstance(row, dict) for row in whole):
         columns = columns_of(map(_metrics_of, whole))
-        kind = "log_history" if of_state or source_of(columns.keys() - {"epoch"}) == "trl" else "json"
-        return [Table(columns, kind, source="trl" if of_state else "", settings=known)]
+        kind = "log_history" if history is not None or source_of(columns.keys() - {"epoch"}) == "trl" else "json"
+        return [Table(columns, kind, source="" if history is None else "trl", settings=known)]
     if isinstance(whole, dict) and (rows := _rows_of(whole)):
         return [Table(columns_of(map(_metrics_of, rows)), "json")]
     if whole is None and parsed(text.first) is None:

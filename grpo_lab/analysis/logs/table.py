@@ -186,7 +186,7 @@ def counters(names: Iterable[str]) -> list[str]:
     return exact + [words[each] for each in _NAMES["step_words"] if each in words and words[each] not in exact]
 
 
-def counting(columns: "Columns") -> list[str]:
+def counting(columns: Mapping[str, pd.Series]) -> list[str]:
     """The columns that count steps: of a mean, as avg_steps, the values are not whole, or hardly any two differ."""
     return [name for name in counters(columns) if name in STEP_NAMES or _counts(columns[name])]
 
@@ -458,12 +458,13 @@ def _by_step(column: pd.Series, steps: pd.Series, name: str) -> pd.Series:
 def _one_a_step(series: pd.Series) -> pd.Series:
     """One value a step: the mean where steps have several rows, as of micro-batches; else the last, as of a resume."""
     if _by_parts(series):
-        return series.groupby(level=0).agg(lambda rows: rows.mean(skipna=False))
+        means = {step: rows.mean(skipna=False) for step, rows in series.groupby(level=0)}
+        return pd.Series(means, name=series.name, dtype=np.float64).rename_axis("step")
     return series.loc[~series.index.duplicated(keep="last")].sort_index()
 
 
 def _by_parts(series: pd.Series) -> bool:
-    return np.count_nonzero(np.diff(series.index) == 0) > 0.4 * len(series)
+    return bool(np.count_nonzero(np.diff(series.index) == 0) > 0.4 * len(series))
 
 
 def _rows(columns: Sequence[pd.Series]) -> NDArray[np.int64]:
@@ -499,7 +500,7 @@ def _restarts(table: Table) -> list[int]:
 
 def _counted_through(columns: Mapping[str, pd.Series]) -> Mapping[str, pd.Series]:
     """The columns with steps that go on where those in the log begin again with each epoch, or another counter."""
-    name, *others = *counting(dict(columns)), ""
+    name, *others = *counting(columns), ""
     for each in (each for each in columns if bare(each).lower() in ("epoch", "epochs") or each in others):
         steps = columns[name].dropna() if name else columns[each]
         outer = columns[each].reindex(steps.index).ffill()
