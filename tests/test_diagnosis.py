@@ -380,6 +380,15 @@ def test_an_entropy_bonus_makes_a_loss_that_is_in_proportion():
     assert diagnose(pd.DataFrame({**curves, "loss": weighted})).verdict != "bonus-rules"
 
 
+def test_a_reward_that_repeats_each_value_did_not_break():
+    repeated = [value for value in (0.82, 0.84, 0.83, 0.9, 0.91, 0.96, 0.957, 0.974) for _ in range(5)]
+    curves = {"entropy": [0.5] * 40, "kl": [0.01] * 40}
+    assert diagnose(pd.DataFrame({"reward": repeated, **curves})).verdict == HEALTHY
+    broke = [0.5 + wave for wave in NOISY] + [0.1] * 20
+    assert diagnose(pd.DataFrame({"reward": broke, **curves})).verdict == "reward-broke"
+    assert diagnose(pd.DataFrame({"reward": broke})).verdict != "reward-broke", "no curve tells how the policy went on"
+
+
 def test_a_suspect_is_ruled_out_by_its_setting():
     assert "dropout" not in named(logged("trl", {"disable_dropout": True}, **NOISY_KL))[1]
 

@@ -61,6 +61,8 @@ class Course(NamedTuple):
     dip: float
     dip_at: int
     sure: float
+    width: int
+    """The number of values whose mean a level is."""
 
 
 def course(values: Curve) -> Course | None:
@@ -89,10 +91,12 @@ def course(values: Curve) -> Course | None:
         kind = "dipped"
     elif abs(last - first) <= sure and abs(trend(values)) <= _LIMITS["trend"]:
         kind = "flat"
+    elif abs(float(np.median(values[-width:]) - np.median(values[:width]))) < 0.35 * abs(last - first):
+        kind = "flat"  # but for a few values at an end
     else:
         kind = "rose" if last > first else "declined"
     peak = min(top_at + width // 2, len(values) - 1)
-    return Course(kind, first, last, top, peak, fell_at, float(level[low]), low + width // 2, sure)
+    return Course(kind, first, last, top, peak, fell_at, float(level[low]), low + width // 2, sure, width)
 
 
 def at(place: int, values: Curve, shown: bool = True) -> Mask:
@@ -140,7 +144,8 @@ def breaks(values: Curve) -> Mask:
         before = values[:constant]
         new = float(np.mean(before == values[-1])) < 0.2
         lively = float(np.mean(np.abs(np.diff(values[constant - 3 : constant + 1])))) > 0.5 * noise(before) > 0
-        return at(constant, values, new and lively)
+        repeats = np.mean(np.diff(before) == 0) > _LIMITS["repeats"]  # each value stands in several rows
+        return at(constant, values, new and lively and not repeats)
     place = max(range(3, len(values) - 3), key=lambda k: float(values[k - 3 : k].mean() - values[k : k + 5].mean()))
     before, after = values[:place], values[place:]
     jump = float(np.median(before[-5:]) - np.median(after[:5]))
@@ -201,6 +206,7 @@ STATES: dict[str, Callable[[Curve], Mask]] = {
 UNITS: dict[str, Callable[[Curve], float]] = {
     "median": lambda values: float(np.median(values)),
     "start": lambda values: float(np.mean(values[: max(2, len(values) // 10)])),
+    "first": lambda values: float(values[0]),
     "largest": lambda values: float(np.max(values)),
     "noise": level_noise,
 }

@@ -153,7 +153,11 @@ def measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
     if found := course(values):
         known |= {key: steps[value] if key.endswith("_at") else value for key, value in found._asdict().items()}
         before = [value for step, value in zip(steps, values, strict=True) if since is not None and step < since]
-        known["first"] = float(np.median(before[-5:])) if before else found.first if name == "reward" else start(values)
+        begins = start(values) if name != "reward" or found.kind in ("rose", "declined") else found.first
+        known |= {
+            "first": float(np.median(before[-5:])) if before else begins,
+            "late": float(np.median(values[-found.width :])),
+        }
     return known
 
 

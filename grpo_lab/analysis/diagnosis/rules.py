@@ -182,6 +182,8 @@ class Symptom:
         if self.when == "first" and log.updates_a_row > 1:
             return Unknown(self.metric, fact("mean_of_updates", updates=log.updates_a_row))
         place = self._place(log, steps, values)
+        if self.steady and log.metrics.keys().isdisjoint(self.steady):
+            return Unknown(self.steady[0], fact("not_logged"))
         if place is not None and all(_steady(log, name, steps[place]) for name in self.steady):
             return self._seen(str(series.name), int(steps[place]), float(values[place]), float(values[-1]))
         if self.metric == "loss" and self.state and log.hides_nan:

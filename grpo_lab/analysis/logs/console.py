@@ -88,11 +88,16 @@ def read_console(text: Text) -> list[Table]:
     return [Table(columns, kind, notes, source, count_by=text.logging_steps, **about)]
 
 
+def record_forms(said: str) -> tuple[bool, bool]:
+    """Whether a text has two records of verl at least, and two dictionaries of Trainer; other lines then tell nothing."""
+    records, dictionaries = (_VERL["begin"].finditer(said), _PATTERNS["dictionary"].finditer(said))
+    return len([*itertools.islice(records, 2)]) > 1, len([*itertools.islice(dictionaries, 2)]) > 1
+
+
 def _rows(said: str) -> Iterator[_Row]:
     """The rows, each with at least one measure: a new one begins with another step, or where a name is there again."""
     row, depth, bars = _Row(0), 0, {}
-    forms = (_VERL["begin"], _PATTERNS["dictionary"])
-    records, dictionaries = (len([*itertools.islice(form.finditer(said), 2)]) > 1 for form in forms)
+    records, dictionaries = record_forms(said)
     for match in _PATTERNS["line"].finditer(said):
         line = _PATTERNS["colour"].sub("", PREFIX.sub("", match[0]).replace("\n", ""))
         bars |= {int(total): int(at) for at, total in _PATTERNS["bar"].findall(line)}

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_lab.analysis.logs.beside import leaves
-from grpo_lab.analysis.logs.console import read_console
+from grpo_lab.analysis.logs.console import read_console, record_forms
 from grpo_lab.analysis.logs.table import (
     PREFIXES,
     STEP_NAMES,
@@ -142,6 +142,8 @@ def read_table(text: Text) -> list[Table]:
     """The longest table in a text, as Markdown, pandas and rich print it: a line of names over lines of numbers."""
     found: dict[str, list[list[str]]] = {}
     cells: list[str] = []
+    if any(record_forms(text.said)):  # a trainer printed samples in tables between its records
+        return []
     for line in text.said.split("\n"):
         if not line.strip() or _PATTERNS["dashes"].match(line):
             continue

@@ -41,6 +41,7 @@ _EXACT = {
 }
 _IS = {part: re.compile(_NAMES[part]["is"]) for part in ("held_out", "functions")}
 _IS_NOT = {part: re.compile(_NAMES[part]["not"]) for part in ("held_out", "functions")}
+_TRUTH = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
 _USELESS, _FINITE = re.compile(_NAMES["unread"]["useless"]), re.compile(_NAMES["unread"]["finite"])
 _NEAR = {metric: re.compile(words) for metric, words in _NAMES["near"].items()}
 MEASURED = frozenset((*_NAMES["near"], "reward_std", HELD_OUT))
@@ -335,7 +336,7 @@ def columns_of(rows: Iterable[Mapping[str, Any]]) -> Columns:
         for name, value in row.items():
             if name == "train_loss" and "train_runtime" in row:  # Trainer's summary at the end, a mean over all steps
                 continue
-            number = number_in(value)
+            number = _TRUTH.get(value) if isinstance(value, str) and value in _TRUTH else number_in(value)
             if number is not None:
                 found.setdefault(name, {})[place] = number
     return {name: pd.Series(values, dtype=np.float64) for name, values in found.items()}
@@ -394,8 +395,8 @@ def log_of(table: Table) -> Log:
             broken = {step for series in own for step in series.index[series.isna().to_numpy()]}
             mean = pd.concat(own, axis=1).mean(axis=1)  # of the objectives that a step has: they may take turns
             metrics[metric] = mean.where(~mean.index.isin(broken)).rename(metric)
-    if "entropy" in metrics and metrics["entropy"].median() < 0:  # as a loss of its own
-        metrics["entropy"] = -metrics["entropy"]
+    for name in _in_another_unit(metrics):
+        del metrics[name], chosen[name]
     by_function = reward_functions(columns, chosen.values())
     functions = {name: _by_step(columns[column], steps, name) for name, column in by_function.items()}
     told = []
@@ -421,11 +422,6 @@ def log_of(table: Table) -> Log:
         logged = columns.get("epoch", pd.Series(dtype=np.float64))
         by = [fact("counted_by", steps=table.count_by)] if table.count_by > 1 else [fact("counted")]
         notes += by if table.count_by else []
-    counts = np.unique(logged.dropna().to_numpy())
-    if len(counts) == 1:  # rows are missing before one that is no first step, and no row of a log of every 5th step
-        late = counts[0] > 2 and counts[0] % 5
-    else:
-        late = len(counts) > 1 and counts[0] > max(1, np.median(np.diff(counts)))
     return replace(
         table,
         metrics={name: _one_a_step(series) for name, series in metrics.items()},
@@ -434,8 +430,22 @@ def log_of(table: Table) -> Log:
         source=source,
         functions={name: _one_a_step(series) for name, series in functions.items()},
         unread=left,
-        begins_late=bool(late),
+        begins_late=_begins_late(np.unique(logged.dropna().to_numpy())),
     )
+
+
+def _in_another_unit(metrics: dict[str, pd.Series]) -> list[str]:
+    """The metrics whose values are no nats of a token and no share; an entropy that is a loss gets its sign back."""
+    if "entropy" in metrics and metrics["entropy"].median() < 0:
+        metrics["entropy"] = -metrics["entropy"]
+    return [name for name, most in _LIMITS["most"].items() if name in metrics and metrics[name].median() > most]
+
+
+def _begins_late(counts: NDArray[np.float64]) -> bool:
+    """Whether rows are missing before the first step; one row alone may be of a log of every 5th step."""
+    if len(counts) < 2:
+        return any(count > 2 and count % 5 for count in counts)
+    return bool(counts[0] > max(1, np.median(np.diff(counts))))
 
 
 def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> Iterator[Fact]:
