@@ -89,7 +89,7 @@ def read_console(text: Text) -> list[Table]:
 
 
 def record_forms(said: str) -> tuple[bool, bool]:
-    """Whether a text has two records of verl at least, and two dictionaries of Trainer; other lines then tell nothing."""
+    """Whether a text has two records of verl at least, and two dictionaries of Trainer: other lines count no more."""
     records, dictionaries = (_VERL["begin"].finditer(said), _PATTERNS["dictionary"].finditer(said))
     return len([*itertools.islice(records, 2)]) > 1, len([*itertools.islice(dictionaries, 2)]) > 1
 
@@ -107,7 +107,9 @@ def _rows(said: str) -> Iterator[_Row]:
         counts, pairs = _pairs(_PATTERNS["wrapped"].sub(r"\1", line))
         known = measured(pairs)
         before = PREFIX.sub("", match["before"] or "")
-        alone = (match["row"] or "").startswith("{'") and ("|" in before or not re.search(r"\w", before))
+        alone = (match["row"] or "").startswith("{'") and (
+            bool(_PATTERNS["after_bar"].search(before)) or not re.search(r"\w", before)
+        )
         own = alone and _PATTERNS["of_trainer"].match(match["row"]) if dictionaries else True
         if not (_VERL["begin"].search(line) if records else own):  # something else printed it
             continue
