@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 import re
 import sys
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from grpo_lab.algorithm import kl as kl_estimators
@@ -46,6 +46,19 @@ NUM_PROMPTS, NUM_GENERATIONS, LENGTH = 4, 4, 32
 """The most of a batch that is needed to verify a trainer."""
 USUAL = {**asdict(SamplingConfig()), "temperature": None, "max_completion_length": None}
 """Filters and penalties that change nothing."""
+NOISE = 0.01
+"""The largest advantage of equal rewards that counts as 0.
+
+The mean of a group's rewards of 0.7 is off by 6e-8 or 1.2e-7 in fp32. TRL divides that by its eps of 1e-4, which gives
+up to 0.0012; an eps of 1e-8 gives a whole advantage.
+"""
+COORDINATES = 2**16
+"""Gradient elements that token weights are fitted to: enough for some hundred unknowns, of few parameters."""
+Result = tuple[bool, str, str]
+"""Whether a check holds, its number and its limit in words."""
+Reward = Callable[..., list[float | None]]
+Rows = Mapping[str, Any]
+"""The tensors of one objective that a step returns."""
 
 
 def own_trainer(config: Config) -> Callable[[], OwnTrainer]:
@@ -73,29 +86,25 @@ class OwnTrainer:
     """`grpo_lab.train` as an adapter; two guards, the last of their stages, keep the tensors that pass by."""
 
     def __init__(self, config: Config, model: Any, tokenizer: Any) -> None:
-        self.model = model
-        self.num_iterations = config.loss.num_iterations
+        self.model, self._tokenizer, self._config = model, tokenizer, config
+        self.num_iterations, self.pad_token_id = config.loss.num_iterations, tokenizer.pad_token_id
         self.terminators = rollouts.terminators(model, tokenizer).tolist()
-        self.pad_token_id = tokenizer.pad_token_id
         self.half_precision = not PRECISIONS[config.model.precision].exact(model.device)
         several = config.objectives[1:]
         self.objectives = [each.name for each in resolve(config) if each.num_prompts and several]
         # The mistake `overwrite` stands where the gradients should be added.
         self.combination = config.loss.combination if config.loss.combination in COMBINATIONS else "separate"
-        self._config, self._tokenizer = config, tokenizer
-        self._events: Iterator[Event] | None = None
-        self._reward: Callable[..., list[float | None]] = lambda **_: []
-        self._seen: dict[str, dict[str, Any]] = {}
         if any(objective.beta for objective in resolve(config)):
             estimator = chosen_formulas(config).kl_estimator
             self.kl = lambda logprobs, ref_logprobs: estimator(ref_logprobs - logprobs)
+        self._events: Iterator[Event] | None = None
 
-    def step(self, reward: Callable[..., list[float | None]], micro_batches: int) -> list[dict[str, Any]]:
+    def step(self, reward: Reward, micro_batches: int) -> list[dict[str, Any]]:
         """Run one step of the trainer; the first call begins the run.
 
         Raises RuntimeError for a step that has no batch, and any error of the step.
         """
-        self._reward, self._seen = reward, {}
+        self._reward, self._seen = reward, dict[str, dict[str, Any]]()
         self._events = self._events or self._run(micro_batches)
         step = next((e for e in self._events if isinstance(e, Stepped) and not e.failed), None)
         if not self._seen:
@@ -110,53 +119,34 @@ class OwnTrainer:
         training.rewards |= {name: [lambda **columns: self._reward(**columns)] for name in training.rewards}
         training.interventions = {stage: [*row] for stage, row in training.interventions.items()}
         for stage, see in ((Stage.BATCH, self._see_batch), (Stage.LOG_RATIO, self._see_log_ratio)):
-            training.interventions.setdefault(stage, []).append(("guard", _probe(see)))
+            probe = type("Probe", (Intervention,), {"name": "verify", "__call__": see})
+            training.interventions.setdefault(stage, []).append(("guard", probe()))
         yield from events(training)
 
-    def _see_batch(self, batch: Any, step: Step) -> None:
+    def _see_batch(self, batch: Any, step: Step) -> Outcome:
         self.model = step.policy
-        names = ("old_logprobs", "ref_logprobs", "advantages", "completions")
-        rows = {name: getattr(batch, name) for name in names if getattr(batch, name) is not None}
-        rows |= {name: getattr(batch, name)[batch.group] for name in ("prompt_ids", "prompt_mask")}
-        rows |= {"logprobs": batch.sampling_logprobs, "temperature": step.sampling.temperature}
         unusual = {k: v for k, v in asdict(step.sampling).items() if USUAL[k] not in (None, v)}
-        rows["filters"] = ", ".join(f"{name} = {value:g}" for name, value in unusual.items())
-        name = step.objective.name if step.objective else ""
-        self._seen[name] = {"objective": name, **rows}
+        self._rows(step).update(
+            {name: getattr(batch, name) for name in ("old_logprobs", "ref_logprobs", "advantages", "completions")},
+            **{name: getattr(batch, name)[batch.group] for name in ("prompt_ids", "prompt_mask")},
+            logprobs=batch.sampling_logprobs,
+            temperature=step.sampling.temperature,
+            filters=", ".join(f"{name} = {value:g}" for name, value in unusual.items()),
+        )
+        return Outcome(batch)
 
-    def _see_log_ratio(self, log_ratio: Tensor, step: Step) -> None:
+    def _see_log_ratio(self, log_ratio: Tensor, step: Step) -> Outcome:
         if step.update == 0:
-            rows = self._seen[step.objective.name if step.objective else ""]
-            rows["beta"] = step.beta
+            rows = self._rows(step)
             now = {"log_ratio": log_ratio.detach(), "weights": known(known(step.batch, "batch").weights, "weights")}
             rows |= {key: torch.cat([rows.get(key, new[:0]), new]) for key, new in now.items()}
+            rows["beta"] = step.beta
+        return Outcome(log_ratio)
 
-
-def _probe(see: Callable[[Any, Step], None]) -> Intervention:
-    """A guard that shows each value of its stage to a function and changes nothing."""
-
-    class Probe(Intervention):
-        name = "verify"
-
-        def __call__(self, value: Any, step: Step) -> Outcome:
-            see(value, step)
-            return Outcome(value)
-
-    return Probe()
-
-
-Result = tuple[bool, str, str]
-"""Whether a check holds, its number and its limit in words."""
-NOISE = 0.01
-"""The largest advantage of equal rewards that counts as 0.
-
-The mean of a group's rewards of 0.7 is off by 6e-8 or 1.2e-7 in fp32. TRL divides that by its eps of 1e-4, which gives
-up to 0.0012; an eps of 1e-8 gives a whole advantage.
-"""
-Rows = Mapping[str, Any]
-"""The tensors of one objective that a step returns."""
-COORDINATES = 2**16
-"""Gradient elements that token weights are fitted to: enough for some hundred unknowns, of few parameters."""
+    def _rows(self, step: Step) -> dict[str, Any]:
+        """What the step returns for the objective at hand."""
+        name = step.objective.name if step.objective else ""
+        return self._seen.setdefault(name, {"objective": name})
 
 
 @dataclass(frozen=True)
@@ -183,34 +173,28 @@ def verify(target: str = "stable", settings: Sequence[str] = ()) -> list[Line]:
             fresh = user_code.load(target if user_code.is_own(target) else f"{target}:Adapter")
         else:
             fresh = own_trainer(catalog.named(target).with_(*settings))
-        return _lines(Subject(fresh))
+        return list(_lines(Subject(fresh)))
 
 
-def _lines(subject: Subject) -> list[Line]:
-    threads = torch.get_num_threads()
-    small = sum(p.numel() for p in subject.trainer.model.parameters()) < SMALL
-    torch.set_num_threads(1 if small else threads)  # the checks of a small model take too little for a second
-    try:
-        lines = [
-            _line(f"{name} ({objective})" if objective else name, partial(one, objective=objective), subject)
-            for name, one in EACH.items()
-            for objective in subject.objectives or [""]
-        ]
-        whole = WHOLE | ({"combination": combination} if subject.objectives else {})
-        return lines + [_line(name, one, subject) for name, one in whole.items()]
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _line(name: str, one: Callable[[Subject], Result], subject: Subject) -> Line:
-    try:
-        return Line(name, *one(subject))
-    except Unmeasured as reason:
-        return Line(name, reason.ok, str(reason))
-    except GrpoLabError:
-        raise
-    except Exception as error:  # a user's trainer may raise anything, and return tensors of any shape
-        return Line(name, False, f"raised {user_code.said(error, subject.file)}")
+@own_settings
+def _lines(subject: Subject) -> Iterator[Line]:
+    """Make the checks of each objective, and then those of the policy."""
+    if sum(p.numel() for p in subject.trainer.model.parameters()) < SMALL:
+        torch.set_num_threads(1)  # the checks of a small model take too little for a second
+    checks = {
+        f"{name} ({objective})" if objective else name: partial(one, objective=objective)
+        for name, one in EACH.items()
+        for objective in subject.objectives or [""]
+    }
+    for name, one in {**checks, **WHOLE, **({"combination": combination} if subject.objectives else {})}.items():
+        try:
+            yield Line(name, *one(subject))
+        except Unmeasured as reason:
+            yield Line(name, None, str(reason))
+        except GrpoLabError:
+            raise
+        except Exception as error:  # a user's trainer may raise anything, and return tensors of any shape
+            yield Line(name, False, f"raised {user_code.said(error, subject.file)}")
 
 
 class Trainer(Protocol):
@@ -219,67 +203,63 @@ class Trainer(Protocol):
     model: Any
     """The policy, called as transformers' models are: `model(input_ids=, attention_mask=, position_ids=).logits`."""
 
-    def step(self, reward: Callable[..., list[float | None]], micro_batches: int) -> Any:
+    def step(self, reward: Reward, micro_batches: int) -> Any:
         """Run one cycle (sample, score, update) and return its tensors, or a list of them for several objectives."""
         ...
 
 
-@dataclass(eq=False)
 class Cycle:
-    """What a trainer did in one cycle."""
+    """One cycle of a trainer, its `number`-th: what its step returned, and what its optimizer did.
 
-    number: int = 1
-    """Its place among the cycles of its trainer."""
-    objectives: list[Rows] = field(default_factory=list)
-    model: Any = None
-    """A copy of the policy before the first update, in fp32."""
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    """Gradients at the first optimizer step."""
-    rate: float = 0.0
-    """Learning rate of the optimizer steps, added up."""
-    optimizer_steps: int = 0
-    largest_move: float = 0.0
-    """Largest change of one weight in the cycle; NaN if a weight is not finite."""
-    allowed: float = math.inf
-    """Twice the rate of Adam's family, which moves a weight by about its rate, and the rounding of the largest one."""
+    Raises ConfigError where the step returns too little.
+    """
+
+    def __init__(self, trainer: Trainer, reward: Reward, micro_batches: int, number: int) -> None:
+        self.number = number
+        self.model: Any = None
+        """A copy of the policy before the first update, in fp32."""
+        self.gradients = dict[str, Tensor]()
+        """Gradients at the first optimizer step, by parameter."""
+        self.optimizer_steps, self.rate = 0, 0.0
+        """The number of optimizer steps, and their learning rates, added up."""
+        self.allowed = math.inf
+        """Twice the rate of Adam's family, which moves a weight by about its rate, and the largest one's rounding."""
+        with register_optimizer_step_pre_hook(partial(self._look, trainer)):
+            found = trainer.step(reward, micro_batches)
+        self.objectives: list[Rows] = [found] if isinstance(found, Mapping) else list(found or [{}])
+        for name in ("prompt_ids", "prompt_mask", "completions"):
+            if any(rows.get(name) is None for rows in self.objectives):
+                raise ConfigError(f"the adapter's step returned no `{name}`; docs/verify.md shows an adapter")
+        self.model = self.model or copy.deepcopy(trainer.model).float().eval()
+        named = [(name, p.detach()) for name, p in trainer.model.named_parameters() if p.requires_grad]
+        weights = [(p, self.model.get_parameter(name).detach()) for name, p in named]
+        self.largest_move = float(torch.tensor([0.0, *((p - old).abs().max() for p, old in weights)]).max())
+        """Largest change of one weight in the cycle; NaN if a weight is not finite."""
+        rounding = max([0.0, *(torch.finfo(p.dtype).eps * float(old.abs().max()) for p, old in weights)])
+        self.allowed += 2 * self.rate + rounding
+
+    def _look(self, trainer: Trainer, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Look at an optimizer that is about to step."""
+        self.optimizer_steps += 1
+        self.rate += max(group["lr"] for group in optimizer.param_groups)
+        if self.model is None:
+            self.allowed = 0.0 if "adam" in type(optimizer).__name__.lower() else math.inf
+            named = trainer.model.named_parameters()
+            self.gradients = {name: p.grad.detach().clone() for name, p in named if p.grad is not None}
+            self.model = copy.deepcopy(trainer.model).float().eval()
 
     @property
     def gradient(self) -> Tensor:
         """(n,) All gradients of the first optimizer step."""
         return torch.cat([each.flatten().float() for each in self.gradients.values()] or [torch.zeros(1)])
 
-
-def watched(trainer: Trainer, reward: Callable[..., list[float | None]], micro_batches: int, number: int) -> Cycle:
-    """Run one cycle of a trainer and watch its optimizer. Raises ConfigError where it returns too little."""
-    cycle, before = Cycle(number), []
-
-    def look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        cycle.optimizer_steps += 1
-        cycle.rate += max(group["lr"] for group in optimizer.param_groups)
-        if cycle.model is None:
-            cycle.allowed = 0.0 if "adam" in type(optimizer).__name__.lower() else math.inf
-            before.extend((p, p.detach().clone()) for group in optimizer.param_groups for p in group["params"])
-            named = trainer.model.named_parameters()
-            cycle.gradients = {name: p.grad.detach().clone() for name, p in named if p.grad is not None}
-            cycle.model = copy.deepcopy(trainer.model).float().eval()
-
-    hook = register_optimizer_step_pre_hook(look)
-    try:
-        found = trainer.step(reward, micro_batches)
-    finally:
-        hook.remove()
-    cycle.objectives = [found] if isinstance(found, Mapping) else list(found or [{}])
-    for name in ("prompt_ids", "prompt_mask", "completions"):
-        if any(rows.get(name) is None for rows in cycle.objectives):
-            raise ConfigError(f"the adapter's step returned no `{name}`; docs/verify.md shows an adapter")
-    cycle.model = cycle.model or copy.deepcopy(trainer.model).float().eval()
-    rounding = 0.0
-    for parameter, old in before:
-        move = (parameter.detach() - old).abs().max().float()
-        cycle.largest_move = float(torch.maximum(torch.tensor(cycle.largest_move), move.cpu()))  # NaN stays
-        rounding = max(rounding, torch.finfo(old.dtype).eps * float(old.abs().max()))
-    cycle.allowed += 2 * cycle.rate + rounding
-    return cycle
+    @property
+    def without(self) -> str:
+        """Why there is no gradient to measure; empty where there is one."""
+        norm = float(self.gradient.norm())
+        if not self.optimizer_steps:
+            return "no optimizer step was made"
+        return "" if 0 < norm < math.inf else f"the norm of the gradient at the first optimizer step is {norm:g}"
 
 
 def varied(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -288,22 +268,16 @@ def varied(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -
     return [zlib.crc32(f"{prompt}{completion}".encode()) % 101 / 100 for prompt, completion in pairs]
 
 
-def equal(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """The same reward for each completion."""
-    return [0.7] * len(completions)
+def in_turn(*rewards: float | None) -> Reward:
+    """A function that gives completions these rewards in turn, whatever they are."""
+    return lambda prompts, completions, **columns: [*itertools.islice(itertools.cycle(rewards), len(completions))]
 
 
-def every_other(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """The same reward for every other completion; None, unscorable, for the rest."""
-    return [None if place % 2 else 0.7 for place in range(len(completions))]
+EQUAL, EVERY_OTHER = in_turn(0.7), in_turn(0.7, None)
 
 
 class Unmeasured(Exception):
-    """There is nothing to measure: `ok` is None where the trainer does not give it, and False where it should."""
-
-    def __init__(self, reason: str, ok: bool | None = None) -> None:
-        super().__init__(reason)
-        self.ok = ok
+    """The trainer does not give what a check measures."""
 
 
 class Subject:
@@ -336,7 +310,7 @@ class Subject:
         self.run = functools.cache(self._run)
         self.parts = functools.cache(self._parts)
 
-    def _run(self, reward: Any = varied, count: int = 1, micro_batches: int = 1, favoured: int = -1) -> list[Cycle]:
+    def _run(self, reward: Reward = varied, count: int = 1, micro_batches: int = 1, favoured: int = -1) -> list[Cycle]:
         """Cycles of a fresh trainer, at most up to one that left weights that are not finite.
 
         The model gives the `favoured` token about half of the probability at every place.
@@ -347,15 +321,11 @@ class Subject:
             raised[..., favoured] = (output.float().logsumexp(dim=-1) - output[..., favoured].float()).detach()
             return output + raised
 
-        trainer, found, hooks = self._fresh(), list[Cycle](), []
-        if favoured >= 0:
-            hooks = [trainer.model.get_output_embeddings().register_forward_hook(favour)]
-        try:
+        trainer, found = self._fresh(), list[Cycle]()
+        head = trainer.model.get_output_embeddings if favoured >= 0 else None
+        with head().register_forward_hook(favour) if head else nullcontext():
             while len(found) < count and (not found or math.isfinite(found[-1].largest_move)):
-                found.append(watched(trainer, reward, micro_batches, len(found) + 1))
-        finally:
-            for hook in hooks:
-                hook.remove()
+                found.append(Cycle(trainer, reward, micro_batches, len(found) + 1))
         if reward is not varied or micro_batches > 1:
             for cycle in found:
                 cycle.model = None  # it may be large, and is not needed
@@ -377,9 +347,13 @@ class Subject:
             raise Unmeasured(f"the trainer gives no `{name}`")
         return found
 
-    def tables(self, among: Sequence[Cycle], name: str, objective: str = "") -> list[tuple[Cycle, Rows]]:
-        """The tables of an objective, or of all, that have something which a step may leave out; with their cycles."""
-        each = [(cycle, rows) for cycle in among for rows in cycle.objectives if rows.get(name) is not None]
+    def tables(self, name: str, objective: str = "", among: Sequence[Cycle] | None = None) -> list[tuple[Cycle, Rows]]:
+        """The tables of an objective, or of all, that have something which a step may leave out; with their cycles.
+
+        They are `among` the first cycles, in which every objective is trained once.
+        """
+        cycles = self.cycles[: self.turns] if among is None else among
+        each = [(cycle, rows) for cycle in cycles for rows in cycle.objectives if rows.get(name) is not None]
         found = [(cycle, rows) for cycle, rows in each if objective in ("", rows.get("objective"))]
         if not found:
             raise Unmeasured(f"its step returns no `{name}`" + (f" of {objective}" if objective else ""))
@@ -395,15 +369,6 @@ class Subject:
             raise Unmeasured("neither the trainer nor its model names `terminators`")
         return sorted(ids)
 
-    def gradient(self, cycle: Cycle, ok: bool | None = False) -> Tensor:
-        """(n,) the gradient of a cycle's first optimizer step."""
-        if not cycle.optimizer_steps:
-            raise Unmeasured("no optimizer step was made", ok)
-        norm = float(cycle.gradient.norm())
-        if not 0 < norm < math.inf:
-            raise Unmeasured(f"the norm of the gradient at the first optimizer step is {norm:g}", ok)
-        return cycle.gradient
-
     def _parts(self, cycle: Cycle) -> dict[str, float]:
         """The parts of a cycle's first gradient, by kind of token, as norms over its own; `all`: the squared share
         that they explain.
@@ -411,21 +376,18 @@ class Subject:
         The gradient of a policy loss is a sum of weight x gradient of a token's log-probability. Least squares finds a
         weight for the `rest` of each completion, its `end` token, the `padding` after it, and its `prompt`.
         """
-        self.gradient(cycle, ok=None)
+        if cycle.without:
+            raise Unmeasured(cycle.without)
         names = _near_the_head(cycle)
         target = torch.cat([cycle.gradients[name].flatten() for name in names]).double()
-        kinds, columns = [], []
-        for rows in cycle.objectives:
-            for kind, logprob in _by_kind(cycle.model, rows, self.terminators):
-                kinds.append(kind)
-                columns.append(derivative(cycle.model, names, logprob).double())
-        matrix = torch.stack(columns, dim=1)
-        matrix = matrix / matrix.norm(dim=0).clamp(min=1e-30)
-        weights = torch.linalg.pinv(matrix.T @ matrix, hermitian=True, rtol=1e-7) @ (matrix.T @ target)
-        found = {"all": 1 - float((target - matrix @ weights).square().sum() / target.square().sum())}
-        for kind in ("end", "padding", "prompt"):
-            chosen = torch.tensor([each == kind for each in kinds], device=target.device)
-            found[kind] = float((matrix[:, chosen] @ weights[chosen]).norm() / target.norm())
+        sums = [pair for rows in cycle.objectives for pair in _by_kind(cycle.model, rows, self.terminators)]
+        units = torch.stack([derivative(cycle.model, names, logprob).double() for _, logprob in sums])
+        units = units / units.norm(dim=1, keepdim=True).clamp(min=1e-30)
+        explained = fitted(units, target, rtol=1e-7)[:, None] * units
+        found = {"all": 1 - float((target - explained.sum(dim=0)).square().sum() / target.square().sum())}
+        for wanted in ("end", "padding", "prompt"):
+            part = explained[[kind == wanted for kind, _ in sums]].sum(dim=0)
+            found[wanted] = float(part.norm() / target.norm())
         return found
 
 
@@ -439,44 +401,48 @@ def until_end(completions: Tensor, terminators: Sequence[int]) -> Tensor:
     return ends.cumsum(dim=1) - ends == 0
 
 
-def logprobs(model: Any, rows: Rows, temperature: float) -> Tensor:
-    """(B, S + T - 1) log-probabilities of all tokens but the first, in nats; those of the completions come last."""
+def logprobs(model: Any, rows: Rows, temperature: float | None = None) -> Tensor:
+    """(B, S + T - 1) log-probabilities of all tokens but the first, in nats; those of the completions come last.
+
+    The temperature is that of the rows, if none is given.
+    """
     tokens = torch.cat([rows["prompt_ids"], rows["completions"]], dim=1)
     mask = torch.cat([rows["prompt_mask"].long(), torch.ones_like(rows["completions"])], dim=1)
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     logits = model(input_ids=tokens, attention_mask=mask, position_ids=positions).logits
-    return completion_logprobs(logits[:, :-1], tokens[:, 1:], temperature)
+    at = rows.get("temperature", 1.0) if temperature is None else temperature
+    return completion_logprobs(logits[:, :-1], tokens[:, 1:], at)
 
 
-def derivative(model: Any, names: Sequence[str], value: Tensor) -> Tensor:
+def derivative(model: Any, names: Iterable[str], value: Tensor) -> Tensor:
     """(n,) the gradient of a value with respect to these parameters."""
     parameters = [model.get_parameter(name) for name in names]
     found = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True, allow_unused=True)
     return torch.cat([gradient.flatten() for gradient in found])
 
 
+def fitted(vectors: Tensor, total: Tensor, rtol: float | None = None) -> Tensor:
+    """(k,) the weights with which vectors (k, n) add up to a total (n,) best, by least squares."""
+    return torch.linalg.pinv(vectors @ vectors.T, hermitian=True, rtol=rtol) @ (vectors @ total)
+
+
 def _by_kind(model: Any, rows: Rows, terminators: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
     """Yield each kind of token in each row, with the sum () of their log-probabilities."""
     for row in range(len(rows["completions"])):
-        ids, mask, completion = (rows[name][row : row + 1] for name in ("prompt_ids", "prompt_mask", "completions"))
-        start = int(mask[0].long().argmax())  # without the prompt's padding
-        one = {"prompt_ids": ids[:, start:], "prompt_mask": mask[:, start:], "completions": completion}
-        chosen = logprobs(model, one, rows.get("temperature", 1.0))[0]
+        start = int(rows["prompt_mask"][row].long().argmax())  # without the prompt's padding
+        one = {name: rows[name][row : row + 1, start:] for name in ("prompt_ids", "prompt_mask")}
+        completion = rows["completions"][row : row + 1]
+        whole = logprobs(model, {**rows, **one, "completions": completion})[0]
+        prompt, chosen = whole.tensor_split([len(whole) - completion.shape[1]])
         inside = until_end(completion, terminators)[0]
         last = inside & torch.isin(completion[0], torch.tensor(terminators, device=inside.device))
-        of_prompt = len(chosen) - len(inside)
-        masks = {"rest": inside & ~last, "end": last, "padding": ~inside}
-        masks = {kind: pad(mask, (of_prompt, 0)) for kind, mask in masks.items()}
-        masks["prompt"] = torch.arange(len(chosen), device=inside.device) < of_prompt
-        for kind, mask in masks.items():
-            if mask.any():
-                yield kind, chosen[mask].sum()
+        parts = {"rest": chosen[inside & ~last], "end": chosen[last], "padding": chosen[~inside], "prompt": prompt}
+        yield from ((kind, part.sum()) for kind, part in parts.items() if len(part))
 
 
 def _near_the_head(cycle: Cycle) -> list[str]:
     """Names of trained parameters near the head, without embeddings: their gradients are quick to compute."""
-    embeddings = [module for module in cycle.model.modules() if isinstance(module, torch.nn.Embedding)]
-    tables = {id(p) for module in embeddings for p in module.parameters()}
+    tables = {id(each.weight) for each in cycle.model.modules() if isinstance(each, torch.nn.Embedding)}
     chosen, size = [], 0
     for name, parameter in reversed(list(cycle.model.named_parameters())):
         fits = name in cycle.gradients and id(parameter) not in tables and parameter.numel() <= COORDINATES
@@ -489,13 +455,12 @@ def _near_the_head(cycle: Cycle) -> list[str]:
 def temperature(subject: Subject, objective: str = "") -> Result:
     """The log-probabilities of sampler and loss against the policy's at the temperature of the loss."""
     limit, worst, said = (0.2 if subject.half else 0.01), {"sampler": 0.0, "loss": 0.0}, ""
-    for cycle, rows in subject.tables(subject.cycles[: subject.turns], "logprobs", objective):
-        wanted = rows.get("temperature", 1.0)
+    for cycle, rows in subject.tables("logprobs", objective):
+        policy, wanted = partial(_policy, subject, cycle, rows), rows.get("temperature", 1.0)
         for who, name in (("sampler", "logprobs"), ("loss", "old_logprobs")):
             if rows.get(name) is None:
                 continue
             own = rows[name].float()[until_end(rows["completions"], subject.terminators)]
-            policy = partial(_policy, subject, cycle, rows)
             largest = float((own - policy(wanted)).abs().max())
             if not largest <= max(limit, worst[who]):
                 named = f" ({rows['filters']})" if rows.get("filters") else ""
@@ -506,7 +471,7 @@ def temperature(subject: Subject, objective: str = "") -> Result:
 
 
 @torch.no_grad()
-def _policy(subject: Subject, cycle: Cycle, rows: Rows, temperature: float) -> Tensor:
+def _policy(subject: Subject, cycle: Cycle, rows: Rows, temperature: float | None = None) -> Tensor:
     """Log-probabilities (N,) of the sampled tokens under the policy of a cycle, before its update."""
     inside = until_end(rows["completions"], subject.terminators)
     return logprobs(cycle.model, rows, temperature)[:, -inside.shape[1] :][inside]
@@ -525,12 +490,17 @@ def _mismatch(own: Tensor, policy: Callable[[float], Tensor], wanted: float, lim
     return "no temperature explains this, but penalties, old weights or dropout may"
 
 
+def _largest(tables: Iterable[tuple[Cycle, Rows]], name: str) -> float:
+    """The largest value of some tables, without its sign; NaN if one is NaN."""
+    values = torch.cat([rows[name].flatten() for _, rows in tables])
+    return float(values.abs().max()) if len(values) else 0.0
+
+
 def ratio(subject: Subject, objective: str = "") -> Result:
     """The log-ratio at the first update of each cycle, before anything has moved."""
-    limit, found = (0.2 if subject.half else 1e-3), defaultdict[int, list[Tensor]](list)
-    for cycle, rows in subject.tables(subject.cycles, "log_ratio", objective):
-        found[cycle.number].append(rows["log_ratio"].flatten())
-    worst = {number: float(torch.cat(each).abs().max()) for number, each in found.items()}
+    tables = subject.tables("log_ratio", objective, subject.cycles)
+    each = itertools.groupby(tables, key=lambda pair: pair[0].number)
+    worst, limit = {number: _largest(pairs, "log_ratio") for number, pairs in each}, 0.2 if subject.half else 1e-3
     shown = ", ".join(f"{value:.4f} in cycle {number}" for number, value in worst.items())
     return all(value <= limit for value in worst.values()), f"largest |log-ratio| {shown}", f"<= {limit:g}"
 
@@ -541,11 +511,10 @@ def reference(subject: Subject, objective: str = "") -> Result:
     if len(later) < subject.turns:
         raise Unmeasured(f"the weights are not finite after cycle {len(subject.cycles)}")
     away, moved = [], []
-    for cycle, rows in subject.tables(later, "ref_logprobs", objective):
-        inside, at = until_end(rows["completions"], subject.terminators), rows.get("temperature", 1.0)
-        start = _policy(subject, first, rows, at)
-        away.append((rows["ref_logprobs"][inside].float() - start).abs())
-        moved.append((_policy(subject, cycle, rows, at) - start).abs())
+    for cycle, rows in subject.tables("ref_logprobs", objective, later):
+        start, now = (_policy(subject, each, rows) for each in (first, cycle))
+        away.append((rows["ref_logprobs"][until_end(rows["completions"], subject.terminators)].float() - start).abs())
+        moved.append((now - start).abs())
     distance, movement = float(torch.cat(away).mean()), float(torch.cat(moved).mean())
     rounding = 0.03 if subject.half else 1e-5
     if movement < 2 * rounding:
@@ -555,62 +524,57 @@ def reference(subject: Subject, objective: str = "") -> Result:
     return distance <= limit, said, f"<= {limit:.4f}"
 
 
-def _expected(subject: Subject, objective: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The expected penalty over 7 tokens, KL(policy || reference), KL(reference || policy), and the policy's scores."""
-    if objective:
-        tables = subject.tables(subject.cycles[: subject.turns], "beta", objective)
-        if not any(rows["beta"] for _, rows in tables):
-            raise Unmeasured(f"the beta of {objective} is 0")
+def _penalty(subject: Subject, objective: str) -> tuple[Tensor, Tensor]:
+    """The expected penalty over 7 tokens, KL(policy || reference) and KL(reference || policy), (3,), and the gradients
+    of each by the policy's scores, (3, 7)."""
+    if objective and not any(rows["beta"] for _, rows in subject.tables("beta", objective)):
+        raise Unmeasured(f"the beta of {objective} is 0")
     kl, generator = subject.optional("kl"), torch.Generator().manual_seed(0)
-    scores, shift = torch.randn(7, generator=generator).requires_grad_(), torch.randn(7, generator=generator)
-    log_p, log_q = scores.log_softmax(dim=-1), (scores.detach() + 0.2 * shift).log_softmax(dim=-1)
+    scores, shift = (torch.randn(7, generator=generator) for _ in range(2))
+    log_p, log_q = scores.requires_grad_().log_softmax(dim=-1), (scores.detach() + 0.2 * shift).log_softmax(dim=-1)
     penalty = (log_p.detach().exp() * kl(log_p[None], log_q[None])[0]).sum()
-    return penalty, kl_estimators.exact(log_p, log_q), kl_estimators.exact(log_q, log_p), scores
+    found = torch.stack([penalty, kl_estimators.exact(log_p, log_q), kl_estimators.exact(log_q, log_p)])
+    return found, torch.stack([torch.autograd.grad(each, scores, retain_graph=True)[0] for each in found])
 
 
 def kl_value(subject: Subject, objective: str = "") -> Result:
     """The expected penalty, summed over a vocabulary of 7 tokens, against the KL."""
-    value, exact = (float(each) for each in _expected(subject, objective)[:2])
+    value, exact, _ = _penalty(subject, objective)[0].tolist()
     return abs(value / exact - 1) <= 0.2, f"expected value {value:.4f}, KL {exact:.4f}", "within 20 %"
 
 
 def kl_gradient(subject: Subject, objective: str = "") -> Result:
     """The expected gradient of the penalty against those of KL(policy || reference) and KL(reference || policy)."""
-    penalty, *kls, scores = _expected(subject, objective)
-    (found,) = torch.autograd.grad(penalty, scores, retain_graph=True) if penalty.requires_grad else (torch.zeros(7),)
-    exact = [torch.autograd.grad(each, scores, retain_graph=True)[0] for each in kls]
+    found, *exact = _penalty(subject, objective)[1]
     cosine = max(float(torch.cosine_similarity(found, each, dim=0)) for each in exact)
     size = float(found.norm() / exact[0].norm())
     said = f"expected gradient {size:.2f} x that of a KL, cosine {cosine:.2f}"
     return cosine >= 0.95 and 0.5 <= size <= 2, said, "0.5 to 2 x, cosine >= 0.95"
 
 
-def equal_rewards(subject: Subject, objective: str = "") -> Result:
+def equal_rewards(
+    subject: Subject, objective: str = "", reward: Reward = EQUAL, said: str = "of equal rewards {:g}"
+) -> Result:
     """Advantages of equal rewards."""
-    return _no_advantage(subject, equal, objective, "of equal rewards {:g}")
+    worst = _largest(subject.tables("advantages", objective, subject.run(reward, subject.turns)), "advantages")
+    limit = f"<= {NOISE:g}, as rounding over an eps of 1e-4 leaves"
+    return worst <= NOISE, f"largest |advantage| {said.format(worst)}", limit
 
 
 def unscored(subject: Subject, objective: str = "") -> Result:
     """Advantages of equal rewards where every other completion has None: a 0 in its place would show."""
     if not equal_rewards(subject, objective)[0]:
         raise Unmeasured("the advantages of equal rewards are not 0")
-    return _no_advantage(subject, every_other, objective, "{:g} with None among equal rewards")
-
-
-def _no_advantage(subject: Subject, reward: Callable[..., Any], objective: str, said: str) -> Result:
-    tables = subject.tables(subject.run(reward, subject.turns), "advantages", objective)
-    found = torch.cat([rows["advantages"].flatten() for _, rows in tables])
-    worst = float(found.abs().max()) if len(found) else 0.0
-    limit = f"<= {NOISE:g}, as rounding over an eps of 1e-4 leaves"
-    return worst <= NOISE, f"largest |advantage| {said.format(worst)}", limit
+    return equal_rewards(subject, objective, EVERY_OTHER, "{:g} with None among equal rewards")
 
 
 def gradient(subject: Subject) -> Result:
     """The gradient of the first update against those of the sampled tokens' log-probabilities."""
-    first = subject.cycles[0]
-    norm, share = float(subject.gradient(first).norm()), subject.parts(first)["all"]
-    said = f"norm {norm:.3g}, of which the sampled tokens explain {share:.1%}"
-    return share >= subject.enough, said, f">= {subject.enough:.0%}"
+    first, enough = subject.cycles[0], subject.enough
+    if first.without:
+        return False, first.without, ""
+    norm, share = float(first.gradient.norm()), subject.parts(first)["all"]
+    return share >= enough, f"norm {norm:.3g}, of which the sampled tokens explain {share:.1%}", f">= {enough:.0%}"
 
 
 def _explained(subject: Subject) -> dict[str, float]:
@@ -684,20 +648,22 @@ def combination(subject: Subject) -> Result:
     if way not in ways:
         known = ", ".join(ways)
         raise Unmeasured(f"`{way}` is none of {known}, which combine gradients; the combination is not verified")
-    for name in subject.objectives:
-        for needed in ("weights", "advantages"):
-            subject.tables(subject.cycles[: subject.turns], needed, name)
+    for name, needed in itertools.product(subject.objectives, ("weights", "advantages")):
+        subject.tables(needed, name)
     limit, found, opposed = (0.2 if subject.half else 1e-3), [], 0.0
     for cycle in subject.cycles:
         if cycle.number > subject.turns and not cycle.optimizer_steps:
             continue
-        total, tables = subject.gradient(cycle), [rows for _, rows in subject.tables([cycle], "weights")]
+        if cycle.without:
+            return False, cycle.without, ""
+        total, tables = cycle.gradient, [rows for _, rows in subject.tables("weights", among=[cycle])]
         own = torch.stack([_gradient(subject, cycle, rows) for rows in tables])
         (wanted,) = COMBINATIONS[way].gradients([[each] for each in own])
         assert wanted is not None
         apart = float("inf") if way == "alternate" and len(tables) > 1 else _distance(total, wanted)
-        factors = zip(tables, _counts(own, total).tolist(), strict=True)
-        said = ", ".join(f"{rows['objective']} {factor:.2f}" for rows, factor in factors)
+        factors = fitted(own, total)
+        factors = factors / factors.abs().max().clamp(min=1e-30)
+        said = ", ".join(f"{rows['objective']} {factor:.2f}" for rows, factor in zip(tables, factors, strict=True))
         found.append((not apart <= limit, apart, f"cycle {cycle.number}, where gradients count {said}"))  # NaN is far
         opposed = max(opposed, _distance(own.sum(dim=0), wanted))
     if way == "pcgrad" and opposed <= limit:
@@ -708,21 +674,15 @@ def combination(subject: Subject) -> Result:
 
 def _gradient(subject: Subject, cycle: Cycle, rows: Rows) -> Tensor:
     """(n,) the gradient of one objective's loss at the first update, where that of a ratio is its log-probability's."""
-    chosen = logprobs(cycle.model, rows, rows.get("temperature", 1.0))[:, -rows["completions"].shape[1] :]
-    if "old_logprobs" in rows and "log_ratio" in rows:
+    chosen = logprobs(cycle.model, rows)[:, -rows["completions"].shape[1] :]
+    if rows.get("old_logprobs") is not None and rows.get("log_ratio") is not None:
         # The trainer's own values, to the bit: a penalty may have a kink where the policy is the reference.
         chosen = chosen + (rows["old_logprobs"] + rows["log_ratio"] - chosen).detach()
     per_token = -rows["advantages"][:, None] * chosen
     if rows.get("beta"):
         per_token = per_token + rows["beta"] * subject.optional("kl")(chosen, rows["ref_logprobs"].float())
     inside = rows["weights"] != 0
-    return derivative(cycle.model, [*cycle.gradients], (rows["weights"][inside] * per_token[inside]).sum())
-
-
-def _counts(gradients: Tensor, total: Tensor) -> Tensor:
-    """(k,) the factor of each objective's gradient (k, n) in the total (n,), by least squares, the largest being 1."""
-    found = torch.linalg.pinv(gradients @ gradients.T, hermitian=True) @ (gradients @ total)
-    return found / found.abs().max().clamp(min=1e-30)
+    return derivative(cycle.model, cycle.gradients, (rows["weights"][inside] * per_token[inside]).sum())
 
 
 def _distance(found: Tensor, wanted: Tensor) -> float:
