@@ -6,7 +6,7 @@ Each message names the value, the limit and the way out.
 import difflib
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 
@@ -76,6 +76,15 @@ def unknown(kind: str, name: str, known: Iterable[str], error: type[GrpoLabError
         nearest = listed("{} or {}", list(map(repr, near)))
         return error("unknown {} {}; did you mean {}? Known: {}", kind, repr(name), nearest, every)
     return error("unknown {} {}. Known: {}", kind, repr(name), every)
+
+
+def check_known(
+    kind: str, names: Iterable[str], known: Collection[str], error: type[GrpoLabError] = ConfigError
+) -> None:
+    """Raise `error` for the first name that does not exist, with the nearest names that do."""
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known, error)
 
 
 _PLACE = re.compile(r"\{(\d*)(?::([^{}]*))?\}")

@@ -11,7 +11,7 @@ import gettext
 import os
 from typing import Any
 
-from grpo_lab.errors import translated, unknown
+from grpo_lab.errors import check_known, translated
 from grpo_lab.paths import data_directory
 
 VARIABLE = "GRPO_LAB_LANG"
@@ -38,8 +38,7 @@ def text_in(language: str, key: str, **values: Any) -> str:
     'GRPO 稳定性现场演示'
     """
     words = catalogue(language)
-    if key not in words:
-        raise unknown("message", key, words)
+    check_known("message", [key], words)
     return words[key].format(**values) if values else words[key]
 
 
@@ -84,8 +83,7 @@ def catalogue(name: str, context: str = "") -> dict[str, str]:
 
     Raises ConfigError for an unknown language.
     """
-    if name not in languages():
-        raise unknown(f"language in {VARIABLE}", name, languages())
+    check_known(f"language in {VARIABLE}", [name], languages())
     with (data_directory() / "locale" / name / COMPILED).open("rb") as file:
         words: dict[str, str] = vars(gettext.GNUTranslations(file))["_catalog"]  # it has no public way to list them
     found = ((key.rpartition("\x04"), said) for key, said in words.items() if key)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from grpo_lab.analysis.run_state import MULTINOMIAL, shown
 from grpo_lab.config.sections import LossConfig
-from grpo_lab.errors import RunError, unknown
+from grpo_lab.errors import RunError, check_known
 from grpo_lab.events import Event, LinkNote, Started, Stepped
 from grpo_lab.messages import spoken, text
 from grpo_lab.metrics import LINKS
@@ -130,8 +130,7 @@ def anatomy(events: Iterable[Event], link: str, step: int | None = None, update:
 
     Raises RunError for an unknown link, and where the step did not get so far.
     """
-    if link not in COMPUTED:
-        raise unknown("link", link, COMPUTED, RunError)
+    check_known("link", [link], COMPUTED, RunError)
     events = list(events)
     steps, broken = [event for event in events if isinstance(event, Stepped)], first_break(events)
     if step is None:

@@ -28,7 +28,7 @@ from grpo_lab.config.algorithms import algorithm, algorithm_names
 from grpo_lab.config.catalog import Expectation, Scenario, guards_named, preset, preset_names, scenario, scenario_names
 from grpo_lab.config.schema import Config, Switches
 from grpo_lab.config.user_code import is_own
-from grpo_lab.errors import GrpoLabError, RunError, unknown
+from grpo_lab.errors import GrpoLabError, RunError, check_known
 from grpo_lab.events import Ended, Event, Stepped, encodable
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.clusters import Cluster, WorkerLost, side_by_side
@@ -88,9 +88,7 @@ def columns(guards: Sequence[str] = ()) -> dict[str, Switches]:
     ['none', 'warm_up', 'original', 'stable', 'stable - warm_up']
     """
     known = [*GUARDS, *preset_names(), NONE]
-    for name in guards:
-        if name not in known and not is_own(name):
-            raise unknown("guard", name, known)
+    check_known("guard", (name for name in guards if not is_own(name)), known)
     stable, order = preset(STABLE).guards, list(GUARDS)
     wanted = sorted(guards or [*GUARDS, REPORTED], key=lambda name: order.index(name) if name in order else len(order))
     found: dict[str, Switches] = {NONE: {}} | {name: guards_named(name) for name in wanted} | {STABLE: stable}
@@ -133,9 +131,7 @@ def visible(expect: Expectation | None, config: Config) -> Expectation | None:
 def rows(scenarios: Sequence[str] = ()) -> list[str]:
     """The given scenarios, or the healthy run and all scenarios. Raises ConfigError for an unknown one."""
     known = [HEALTHY, *scenario_names()]
-    for name in scenarios:
-        if name not in known and not name.endswith(".toml"):
-            raise unknown("scenario", name, known)
+    check_known("scenario", (name for name in scenarios if not name.endswith(".toml")), known)
     return list(scenarios) or known
 
 
@@ -180,9 +176,7 @@ def cells(
 def only(columns: Sequence[str] | None, found: list[Cell]) -> list[Cell]:
     """The cells of these columns, or all. Raises ConfigError for a column that no cell has."""
     known = list(dict.fromkeys(cell.column for cell in found))
-    for name in columns or ():
-        if name not in known:
-            raise unknown("column", name, known)
+    check_known("column", columns or (), known)
     return [cell for cell in found if cell.column in (columns or known)]
 
 

@@ -13,7 +13,7 @@ from grpo_lab.cli.app import AsJson, Out, app, sub
 from grpo_lab.config import catalog
 from grpo_lab.config.algorithms import algorithm, algorithm_names
 from grpo_lab.config.fields import settings_of
-from grpo_lab.errors import ConfigError
+from grpo_lab.errors import ConfigError, check_known
 from grpo_lab.models.registry import MODELS
 from grpo_lab.ui import console
 
@@ -166,11 +166,9 @@ def build(
     name: Annotated[str, Argument(help="tiny, tiny-moe")], out: Out = None, seed: Annotated[int, Option(min=0)] = 0
 ) -> None:
     """Rebuild an included model from a seed."""
-    from grpo_lab.errors import unknown
     from grpo_lab.models.build_tiny import RECIPES, build_tiny
 
-    if name not in RECIPES:
-        raise unknown("model to build", name, RECIPES)
+    check_known("model to build", [name], RECIPES)
     folder = out or MODELS[name].path
     with console.progress() as bars:
         task = bars.add_task("training", total=None, note="")

@@ -7,14 +7,14 @@ preset, with its symptoms, the cures that stop it, the heals after which the mod
 import functools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from grpo_lab.config.fields import Settings, build, distinct, settings_of
 from grpo_lab.config.schema import KEYS, Config, Switches
-from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.errors import ConfigError, check_known, unknown
 from grpo_lab.metrics import LINKS, METRICS, of_objective
 from grpo_lab.paths import data_tables, named_file, named_files, read_toml
 
@@ -159,7 +159,7 @@ def load_preset(name: str) -> Preset:
     """A preset with its title and story. Raises ConfigError for an unknown name or a mistake in its file."""
     tree, where = read_toml(named_file("presets", name)), f"preset {name}"
     texts = {key: tree.pop(key) for key in TEXTS if key in tree}
-    _check_names(tree, KEYS, f"key of {where}")
+    check_known(f"key of {where}", tree, KEYS)
     config = Config().merged({"run": {"name": name}}).merged(tree)
     return build(Preset, {**texts, "name": name, "config": config}, where)
 
@@ -171,7 +171,7 @@ def scenario(name: str) -> Scenario:
     """
     path = named_file("scenarios", name)
     tree, where = read_toml(path), f"scenario {path.stem}"
-    _check_names(tree, [*settings_of(Scenario), *KEYS], f"key of {where}")
+    check_known(f"key of {where}", tree, [*settings_of(Scenario), *KEYS])
     given = {name: value for name, value in tree.items() if name not in KEYS}
     given |= {"name": path.stem, "cause": {key: tree[key] for key in KEYS if key in tree}}
     found = build(Scenario, given, where)
@@ -179,11 +179,11 @@ def scenario(name: str) -> Scenario:
     of_each = [of_objective(metric, each.name) for each in config.objectives for metric in METRICS]
     of_each += [f"rewards/{name}/mean" for name in config.data.rewards]
     expected = (*found.expect.metrics, *found.expect.falls, *found.expect.below)
-    _check_names(expected, [*METRICS, *of_each], "metric in [expect]")
+    check_known("metric in [expect]", expected, [*METRICS, *of_each])
     trial = config.merged(found.trial)
     for overrides in (*found.cures, *found.decoys, *(heal.change for heal in found.heals)):
         trial.with_(*overrides)
-    _check_names(found.models, model_settings(), f"model in [models] of {where}")
+    check_known(f"model in [models] of {where}", found.models, model_settings())
     for model in found.models:
         found.config(model=model)
     return found
@@ -237,10 +237,3 @@ def guards_named(text: str) -> Switches:
         elif name != "none":
             found[name] = dict(stable.get(name, {}))
     return found
-
-
-def _check_names(names: Iterable[str], known: Iterable[str], kind: str) -> None:
-    """Raise ConfigError for an unknown name."""
-    for name in names:
-        if name not in known:
-            raise unknown(kind, name, known)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from grpo_lab.config import user_code
 from grpo_lab.course.editions.solutions import NOTEBOOK, solution
 from grpo_lab.course.exercises import Mistake
-from grpo_lab.errors import DataError, GrpoLabError, unknown
+from grpo_lab.errors import DataError, GrpoLabError, check_known
 from grpo_lab.paths import read_toml
 
 FILE = "answers.toml"
@@ -62,8 +62,7 @@ def _known(folder: Path, *_: bytes) -> Sequence[KnownAnswer]:
         rows = [(kind, *row) for kind in _tables(by_kind, path) for row in _tables(by_kind[kind], path).items()]
         for kind, name, row in rows:
             try:
-                if kind not in KINDS:
-                    raise unknown("kind of answers", kind, KINDS)
+                check_known("kind of answers", [kind], KINDS)
                 reason = _reason(row, {name: row for _, name, row in rows})
                 source = _source(row, solution(folder, exercise))
             except GrpoLabError as error:
@@ -82,8 +81,7 @@ def _tables(tree: Mapping[str, Any], path: Path) -> Mapping[str, Mapping[str, An
 
 def _reason(row: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> str:
     for key, value in row.items():
-        if key not in _KEYS:
-            raise unknown("key", key, _KEYS)
+        check_known("key", [key], _KEYS)
         if not isinstance(value, _KEYS[key]):
             raise DataError(f"{key} = {value!r}: must be of type {_KEYS[key].__name__}")
     if "same_reason" in row and not rows.get(row["same_reason"], {}).get("reason"):

@@ -16,7 +16,7 @@ from grpo_lab.config import user_code
 from grpo_lab.course import judges, known_answers
 from grpo_lab.course.editions.solutions import NOTEBOOK, solution
 from grpo_lab.course.exercises import Check, Exercise, Function, LabPage, Question
-from grpo_lab.errors import DataError, unknown
+from grpo_lab.errors import DataError, check_known, unknown
 from grpo_lab.messages import ENGLISH
 from grpo_lab.paths import read_toml
 
@@ -161,9 +161,7 @@ def _table(
     known = {**fields, **(optional or {})}
     if not isinstance(tree, dict):
         raise DataError(f"{where} is {tree!r}; write a table")
-    for key in tree:
-        if key not in known:
-            raise unknown(f"key of {where}", key, known, DataError)
+    check_known(f"key of {where}", tree, known, DataError)
     for key, kind in known.items():
         if key not in tree and key in fields:
             raise DataError(f"{where} has no {key!r}; it needs {', '.join(fields)}")

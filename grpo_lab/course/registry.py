@@ -6,7 +6,7 @@ from pathlib import Path
 
 from grpo_lab.course import pages
 from grpo_lab.course.exercises import Exercise, LabPage
-from grpo_lab.errors import ConfigError, DataError, unknown
+from grpo_lab.errors import ConfigError, DataError, check_known, unknown
 from grpo_lab.paths import OWN, labs_directory, own_directory
 
 
@@ -68,6 +68,5 @@ def _in(folder: Path) -> dict[str, Path]:
 def exercise(lab: str, name: str) -> Exercise:
     """One exercise of a lab. Raises ConfigError for an unknown one."""
     exercises = lab_page(lab).exercises
-    if name not in exercises:
-        raise unknown(f"exercise of {lab}", name, exercises)
+    check_known(f"exercise of {lab}", [name], exercises)
     return exercises[name]

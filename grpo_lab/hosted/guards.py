@@ -17,7 +17,7 @@ from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Action, Refused, Stage, Verdict
-from grpo_lab.errors import ConfigError, GrpoLabError, unknown
+from grpo_lab.errors import ConfigError, GrpoLabError, check_known
 from grpo_lab.events import Ended, Resumed, Started, Stepped
 from grpo_lab.runs import run_folder
 from grpo_lab.training import snapshots, step_metrics
@@ -165,8 +165,7 @@ class Guards:
         reward that does not count is NaN: leave it out of its group's mean, as `group_advantages(rewards,
         scorable=guards.scorable)` does. Raises ConfigError for an unknown stage.
         """
-        if stage not in list(Stage):
-            raise unknown("stage", str(stage), [each.value for each in Stage])
+        check_known("stage", [stage], [each.value for each in Stage])
         if stage in OF_THE_UPDATE:
             raise ConfigError(f"stage {stage} belongs to `step`, which passes its value itself")
         wanted = {Stage.BATCH: Batch, Stage.SAMPLING: SamplingConfig}.get(Stage(stage), torch.Tensor)

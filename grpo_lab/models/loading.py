@@ -16,7 +16,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.utils import logging as hub_logging
 from transformers.utils import logging as transformers_logging
 
-from grpo_lab.errors import ModelError, unknown
+from grpo_lab.errors import ModelError, check_known
 from grpo_lab.models import adapters
 from grpo_lab.models.precision import PRECISIONS, fuse_gelu, widen_products
 from grpo_lab.models.registry import MODELS
@@ -42,8 +42,7 @@ def load(
     Raises ConfigError for an unknown precision, and ModelError for a model that cannot be found or read, and for
     weights that are missing or not finite.
     """
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
+    check_known("precision", [precision], PRECISIONS)
     if base := adapters.base_of(name):
         model, tokenizer = load(base, precision, device)
         with quiet():

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from grpo_lab.errors import ConfigError, RunError, unknown
+from grpo_lab.errors import ConfigError, RunError, check_known
 from grpo_lab.runs.commands import signals
 
 Task = TypeVar("Task")
@@ -68,8 +68,7 @@ def connect(backend: str, address: str, jobs: int) -> Cluster | None:
 
     Raises ConfigError for an unknown backend and for one that is not installed, RunError where nothing answers.
     """
-    if backend not in CLUSTERS:
-        raise unknown("backend", backend, CLUSTERS)
+    check_known("backend", [backend], CLUSTERS)
     if address and backend == "local":
         raise ConfigError(f"--scheduler {address} belongs to --backend dask or ray")
     try:

@@ -18,7 +18,7 @@ from grpo_lab.config.sections import LossConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.core.loss import log_ratio_to_old
-from grpo_lab.errors import ConfigError, Sentence, unknown
+from grpo_lab.errors import ConfigError, Sentence, check_known
 from grpo_lab.tasks.tasks import TOOLS
 from grpo_lab.training import wrong_formulas as wrong
 from grpo_lab.training.faults import FAULTS
@@ -127,8 +127,7 @@ def _with_gradient(what: str, formula: Callable[..., Any]) -> Callable[..., Any]
 
 def combination(config: Config) -> Combination:
     """The way in which a config combines objectives. Raises ConfigError for an unknown one, with the nearest names."""
-    if config.loss.combination not in ALL_COMBINATIONS:
-        raise unknown("loss.combination", config.loss.combination, ALL_COMBINATIONS)
+    check_known("loss.combination", [config.loss.combination], ALL_COMBINATIONS)
     return ALL_COMBINATIONS[config.loss.combination]
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.errors import ConfigError, RunError, unknown
+from grpo_lab.errors import ConfigError, RunError, check_known
 from grpo_lab.events import Ended, Evaluated, Event, Resumed, Stepped, encodable
 from grpo_lab.runs.first_break import first_break
 from grpo_lab.runs.session import Record
@@ -211,8 +211,7 @@ TRACKERS: dict[str, type[Writing]] = {"tensorboard": TensorBoard, "wandb": WandB
 def check(names: Sequence[str]) -> None:
     """Raise ConfigError for a tracker that does not exist, or is not installed."""
     for name in names:
-        if name not in TRACKERS:
-            raise unknown("tracker", name, TRACKERS)
+        check_known("tracker", [name], TRACKERS)
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"tracker {name} is not installed: pip install {name}")
 

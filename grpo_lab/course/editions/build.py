@@ -17,7 +17,7 @@ from grpo_lab.course.answers import MAGIC, by_clicks
 from grpo_lab.course.editions import prose
 from grpo_lab.course.editions.solutions import NOTEBOOK, Malformed, learners, reference, solutions
 from grpo_lab.course.exercises import Exercise, LabPage
-from grpo_lab.errors import DataError, unknown
+from grpo_lab.errors import DataError, check_known, unknown
 from grpo_lab.messages import ENGLISH, text_in
 
 LEARNER, INSTRUCTOR, REFERENCE = "learner", "instructor", "reference"
@@ -69,9 +69,7 @@ def chosen(folder: Path, known: Sequence[str], names: Sequence[str]) -> Sequence
     """The named labs, or all known ones. Raises DataError where there are none, and ConfigError for an unknown name."""
     if not known:
         raise DataError(f"no lab in {folder}; run this in the checkout, or name its folder with --folder")
-    for name in names:
-        if name not in known:
-            raise unknown("lab", name, known)
+    check_known("lab", names, known)
     return names or known
 
 
@@ -108,8 +106,7 @@ def made(folder: Path, name: str, edition: str, language: str = ENGLISH) -> Any:
     Raises DataError for a source that breaks a rule, for prose that does not fit it, and where jupytext is missing;
     ConfigError for a language that the labs do not have.
     """
-    if language not in languages(folder, name):
-        raise unknown(f"language of {name}", language, languages(folder, name))
+    check_known(f"language of {name}", [language], languages(folder, name))
     try:
         import jupytext
         import nbformat

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo_lab.course.answers import MAGIC, STUB
-from grpo_lab.errors import DataError, unknown
+from grpo_lab.errors import DataError, check_known
 
 NOTEBOOK = "notebook.py"
 """The file in a lab's folder with its cells, in jupytext's percent format."""
@@ -44,8 +44,7 @@ def solution(folder: Path, exercise: str) -> str:
     """The solution of an exercise: its cell without the marks. Raises DataError for a missing or malformed one."""
     path = folder / NOTEBOOK
     cells = exercise_cells(path)
-    if exercise not in cells:
-        raise unknown(f"exercise of {folder.name}", exercise, cells, DataError)
+    check_known(f"exercise of {folder.name}", [exercise], cells, DataError)
     try:
         return reference(cells[exercise])
     except Malformed as error:

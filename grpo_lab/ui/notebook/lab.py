@@ -18,7 +18,7 @@ from grpo_lab.course.evaluate import all_right, check
 from grpo_lab.course.exercises import Exercise, Function, Naming, Question, Values
 from grpo_lab.course.progress import MARKS, Row
 from grpo_lab.course.registry import lab_page
-from grpo_lab.errors import NotYet, Unanswered, unknown
+from grpo_lab.errors import NotYet, Unanswered, check_known
 from grpo_lab.messages import text
 from grpo_lab.runs.child import warm_child, warm_up
 from grpo_lab.runs.run_folder import new_folder
@@ -171,8 +171,7 @@ class Lab:
 
     def _exercise(self, name: str) -> Exercise:
         """The exercise of this lab. Raises ConfigError for an unknown one."""
-        if name not in self.page.exercises:
-            raise unknown(f"exercise of {self.name}", name, self.page.exercises)
+        check_known(f"exercise of {self.name}", [name], self.page.exercises)
         return self.page.exercises[name]
 
     def _path(self, exercise: Exercise) -> Path:

@@ -20,7 +20,7 @@ from grpo_lab.analysis.run_state import Fold, Screen, describe
 from grpo_lab.config import algorithms, catalog
 from grpo_lab.config.fields import OneOf, Setting, settings_of
 from grpo_lab.config.schema import LIVE_SECTIONS, SECTIONS, Config
-from grpo_lab.errors import unknown
+from grpo_lab.errors import check_known
 from grpo_lab.events import Event, Stepped
 from grpo_lab.messages import spoken, text
 from grpo_lab.paths import data_tables, rows
@@ -376,9 +376,7 @@ class Switches:
     """
 
     def __init__(self, names: Sequence[str] | None, muted: parts.Muted, switched: Callable[[str, bool], None]) -> None:
-        for name in names or ():
-            if name not in GUARDS:
-                raise unknown("guard", name, GUARDS)
+        check_known("guard", names or (), GUARDS)
         self._switched, self._muted = switched, muted
         self.boxes: dict[str, ipywidgets.Checkbox] = {}
         self.about: dict[str, ipywidgets.HTML] = {}
@@ -481,9 +479,7 @@ class Controls:
         first: Sequence[bytes],
         pace: float,
     ) -> None:
-        for name in controls or ():
-            if name not in SLIDERS:
-                raise unknown("setting of a panel", name, SLIDERS)
+        check_known("setting of a panel", controls or (), SLIDERS)
         self._call, self._muted, set_ = call, parts.Muted(), partial(call, "set")
         self.rows = [SliderRow(name, self._muted, self._slide) for name in (SLIDERS if controls is None else controls)]
         self.switches = Switches(guards, self._muted, lambda name, on: set_(f"guards.{name}={'on' if on else 'off'}"))

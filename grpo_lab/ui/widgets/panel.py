@@ -23,7 +23,7 @@ from grpo_lab.analysis.anatomy import anatomy
 from grpo_lab.analysis.run_state import CURVES, Screen, describe, fold
 from grpo_lab.config.catalog import preset as preset_config
 from grpo_lab.config.schema import LIVE_SECTIONS, Config, live_changes
-from grpo_lab.errors import ConfigError, GrpoLabError, RunError, unknown
+from grpo_lab.errors import ConfigError, GrpoLabError, RunError, check_known
 from grpo_lab.events import Event
 from grpo_lab.messages import spoken, text
 from grpo_lab.models import loading
@@ -550,8 +550,7 @@ class Panel:
         Without a curve it is that of before. Raises RunError where there is no step, ConfigError for an unknown curve.
         """
         microscope, timeline = self._controls.microscope, self.timeline
-        if curve and curve not in CURVES:
-            raise unknown("curve", curve, CURVES)
+        check_known("curve", [curve] if curve else [], CURVES)
         if (event := timeline.history.step(step)) is None:
             raise RunError(text("panel.nothing_to_keep"))
         settings = (timeline.screen() if timeline.live else timeline.whole).settings
