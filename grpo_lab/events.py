@@ -237,7 +237,7 @@ def from_json(line: str) -> Event:
     try:
         tree = json.loads(line)
         kind = tree.pop("event")
-        return _read(EVENTS[kind], tree)
+        return read(EVENTS[kind], tree)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(f"not an event: {line[:60]!r} ({type(error).__name__}: {error})") from error
 
@@ -257,7 +257,7 @@ def encodable(value: Any) -> Any:
 Part = TypeVar("Part")
 
 
-def _read(cls: type[Part], tree: dict[str, Any]) -> Part:
+def read(cls: type[Part], tree: dict[str, Any]) -> Part:
     """An event, or a part of one, of a parsed JSON object; a sentence of its `said` replaces its English text."""
     said = {key: Sentence.of(parts) for key, parts in tree.pop("said", {}).items()}
     readers = _readers(cls)
@@ -287,14 +287,14 @@ def _each(read: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
 _OF_TYPE: dict[str, Callable[[Any], Any]] = {
     "float": float,
     "Verdict": Verdict.__getitem__,
-    "Crash | None": lambda tree: tree and _read(Crash, tree),
+    "Crash | None": lambda tree: tree and read(Crash, tree),
     "dict[str, float]": _floats,
     "dict[str, tuple[Any, ...]]": lambda tree: {name: tuple(values) for name, values in tree.items()},
     **dict.fromkeys(("tuple[int, ...]", "tuple[str, ...]", "tuple[bool, ...]"), tuple),
     "tuple[float, ...]": _each(float),
     "tuple[tuple[str, str, float], ...]": _each(lambda row: (row[0], row[1], float(row[2]))),
-    "tuple[LinkNote, ...]": _each(partial(_read, LinkNote)),
-    "tuple[Action, ...]": _each(partial(_read, Action)),
-    "tuple[CompletionNote, ...]": _each(partial(_read, CompletionNote)),
+    "tuple[LinkNote, ...]": _each(partial(read, LinkNote)),
+    "tuple[Action, ...]": _each(partial(read, Action)),
+    "tuple[CompletionNote, ...]": _each(partial(read, CompletionNote)),
 }
 """What reads a value, by the annotation of its field."""

@@ -29,7 +29,7 @@ from grpo_lab.config.catalog import Expectation, Scenario, guards_named, preset,
 from grpo_lab.config.schema import Config, Switches
 from grpo_lab.config.user_code import is_own
 from grpo_lab.errors import GrpoLabError, RunError, check_known
-from grpo_lab.events import Ended, Event, Stepped, encodable
+from grpo_lab.events import Ended, Event, Stepped, encodable, read
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.clusters import Cluster, WorkerLost, side_by_side
 from grpo_lab.runs.crashes import classify_crash
@@ -345,13 +345,7 @@ class Journal:
 
 def from_json(line: str) -> Measurement:
     """The result in a line. Raises ValueError or TypeError for a line without one."""
-    tree = json.loads(line)
-    if not isinstance(tree, dict):
-        raise TypeError("no table of names and values")
-    for field in dataclasses.fields(Measurement):
-        if field.type is float and field.name in tree:
-            tree[field.name] = float(tree[field.name])
-    return Measurement(**tree)
+    return read(Measurement, dict(json.loads(line)))
 
 
 def to_csv(results: Sequence[Measurement]) -> str:
@@ -574,19 +568,17 @@ def claims(case: Scenario, seeds: Sequence[int]) -> Iterator[Claim]:
     A heal is tried as in `python -m benchmarks.runs heals`: with the guards of `stable` and the length and batch of
     [trial], where it has to learn.
     """
-    for kind, changes in ((ALONE, [()]), (CURE, case.cures), (HEAL, [each.change for each in case.heals])):
+    heals = [heal.change for heal in case.heals]
+    for kind, changes in ((ALONE, [()]), (CURE, case.cures), (HEAL, heals), (DECOY, case.decoys)):
         for each in changes:
-            yield _tried(case, kind, each, seeds)
-    for decoy in case.decoys:
-        yield _tried(case, DECOY, decoy, seeds)
+            yield Claim(kind, each, tuple(_tried(case, kind, each, seed) for seed in seeds))
 
 
-def _tried(case: Scenario, kind: str, change: tuple[str, ...], seeds: Sequence[int]) -> Claim:
-    if kind == HEAL:
-        config = case.config(guards=STABLE).merged(case.trial).with_(f"run.num_eval={HELD_OUT}")
-        return Claim(kind, change, tuple(learning(config.with_(*change, f"run.seed={seed}")) for seed in seeds))
-    configs = (case.config().with_(*change, f"run.seed={seed}") for seed in seeds)
-    return Claim(kind, change, tuple(result(config, case.expect) for config in configs))
+def _tried(case: Scenario, kind: str, change: tuple[str, ...], seed: int) -> str:
+    changes = (*change, f"run.seed={seed}")
+    if kind != HEAL:
+        return result(case.config().with_(*changes), case.expect)
+    return learning(case.config(guards=STABLE).merged(case.trial).with_(f"run.num_eval={HELD_OUT}", *changes))
 
 
 def result(config: Config, expect: Expectation) -> str:
