@@ -11,7 +11,7 @@ import numpy as np
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.errors import GrpoLabError, Sentence
-from grpo_lab.events import Changed, Ended, Evaluated, Event, Forked, Resumed, Started, Stepped
+from grpo_lab.events import Changed, Crash, Ended, Evaluated, Event, Forked, Resumed, Started, Stepped
 from grpo_lab.messages import spoken, text
 from grpo_lab.metrics import LINKS, METRICS, metric, of_objective, of_run
 from grpo_lab.runs.first_break import ChainBreak, by_update, first_break, statuses
@@ -250,6 +250,8 @@ class Fold:
         """The screen after the events so far."""
         crash_step = self._crash_step()
         status, message = self._status()
+        crash = self._ended.crash if self._ended else None
+        steps, updates = self._statuses(crash_step, crash)
         crashed = () if crash_step is None else (Mark(crash_step, "crashed", message),)
         return Screen(
             name=self.name,
@@ -263,12 +265,12 @@ class Fold:
             series={name: _series(columns) for name, columns in self._columns.items()},
             evaluations=_series(self._evaluations),
             marks=(*self._marks, *crashed),
-            statuses=self._statuses(crash_step),
-            updates=self._of_updates(crash_step),
+            statuses=steps,
+            updates=updates,
             first_break=self._first_break,
             crash_step=crash_step,
-            crash_kind=self._ended.crash.kind if self._ended and self._ended.crash else "",
-            explanation=self._ended.crash.explanation if self._ended and self._ended.crash else "",
+            crash_kind=crash.kind if crash else "",
+            explanation=crash.explanation if crash else "",
             over=self._ended is not None,
             guards=dict(self._tallies["guard"]),
             faults=dict(self._tallies["fault"]),
@@ -342,20 +344,16 @@ class Fold:
             return self._last.step + 1 if self._last else 0
         return self._failed_step
 
-    def _statuses(self, crash_step: int | None) -> dict[int, dict[str, str]]:
-        """The statuses of the links and of torch.multinomial, which has no number but may crash."""
-        table, crash = dict(self._strip), self._ended.crash if self._ended else None
+    def _statuses(
+        self, crash_step: int | None, crash: Crash | None
+    ) -> tuple[dict[int, dict[str, str]], dict[int, tuple[dict[str, str], ...]]]:
+        """The statuses of the links and of torch.multinomial, which has no number but may crash; of each update too."""
+        steps, updates = dict(self._strip), dict(self._updates)
         if crash_step is not None and crash and crash.operator == MULTINOMIAL:
-            table[crash_step] = {**table.get(crash_step, {}), MULTINOMIAL: "broken"}
-        return table
-
-    def _of_updates(self, crash_step: int | None) -> dict[int, tuple[dict[str, str], ...]]:
-        """The same of each update."""
-        crash = self._ended.crash if self._ended else None
-        if crash_step not in self._updates or not crash or crash.operator != MULTINOMIAL:
-            return dict(self._updates)
-        rows = self._updates[crash_step]
-        return {**self._updates, crash_step: tuple({**row, MULTINOMIAL: "broken"} for row in rows)}
+            steps[crash_step] = {**steps.get(crash_step, {}), MULTINOMIAL: "broken"}
+            if crash_step in updates:
+                updates[crash_step] = tuple({**row, MULTINOMIAL: "broken"} for row in updates[crash_step])
+        return steps, updates
 
     def _status(self) -> tuple[str, str]:
         """The status of the run in words, and the reason."""

@@ -251,12 +251,9 @@ def first_gradient(config: Config) -> Tensor | None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         seen.append(torch.cat([p.grad.flatten().double() for p in parameters if p.grad is not None]))
 
-    handle = register_optimizer_step_pre_hook(look)
-    try:
-        with suppress(RuntimeError):  # a crash after the first step changes nothing; before it there is no gradient
-            for _ in train(config):
-                if seen:
-                    break
-    finally:
-        handle.remove()
+    # A crash after the first step changes nothing; before it there is no gradient.
+    with register_optimizer_step_pre_hook(look), suppress(RuntimeError):
+        for _ in train(config):
+            if seen:
+                break
     return seen[0] if seen else None

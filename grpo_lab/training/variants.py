@@ -334,12 +334,8 @@ class OwnStep(ConfiguredTrainer):
             ctx.update += 1
 
         before = optimizer.register_step_pre_hook(lambda *_: self.updates.before(ctx))
-        after = optimizer.register_step_post_hook(made)
-        try:
+        with before, optimizer.register_step_post_hook(made):
             own(self.policy, optimizer, batch, rewards, self.coefficients(ctx).beta, self.num_iterations)
-        finally:
-            before.remove()
-            after.remove()
 
 
 def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[type[ConfiguredTrainer], ...]:
