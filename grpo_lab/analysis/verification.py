@@ -124,29 +124,25 @@ class OwnTrainer:
         yield from events(training)
 
     def _see_batch(self, batch: Any, step: Step) -> Outcome:
-        self.model = step.policy
+        self.model, objective = step.policy, step.recorder.objective
         unusual = {k: v for k, v in asdict(step.sampling).items() if USUAL[k] not in (None, v)}
-        self._rows(step).update(
-            {name: getattr(batch, name) for name in ("old_logprobs", "ref_logprobs", "advantages", "completions")},
+        self._seen[objective] = {
+            **{name: getattr(batch, name) for name in ("old_logprobs", "ref_logprobs", "advantages", "completions")},
             **{name: getattr(batch, name)[batch.group] for name in ("prompt_ids", "prompt_mask")},
-            logprobs=batch.sampling_logprobs,
-            temperature=step.sampling.temperature,
-            filters=", ".join(f"{name} = {value:g}" for name, value in unusual.items()),
-        )
+            "logprobs": batch.sampling_logprobs,
+            "temperature": step.sampling.temperature,
+            "filters": ", ".join(f"{name} = {value:g}" for name, value in unusual.items()),
+            "objective": objective,
+        }
         return Outcome(batch)
 
     def _see_log_ratio(self, log_ratio: Tensor, step: Step) -> Outcome:
         if step.update == 0:
-            rows = self._rows(step)
+            rows = self._seen[step.recorder.objective]
             now = {"log_ratio": log_ratio.detach(), "weights": known(known(step.batch, "batch").weights, "weights")}
             rows |= {key: torch.cat([rows.get(key, new[:0]), new]) for key, new in now.items()}
             rows["beta"] = step.beta
         return Outcome(log_ratio)
-
-    def _rows(self, step: Step) -> dict[str, Any]:
-        """What the step returns for the objective at hand."""
-        name = step.objective.name if step.objective else ""
-        return self._seen.setdefault(name, {"objective": name})
 
 
 @dataclass(frozen=True)
@@ -233,7 +229,7 @@ class Cycle:
         self.model = self.model or copy.deepcopy(trainer.model).float().eval()
         named = [(name, p.detach()) for name, p in trainer.model.named_parameters() if p.requires_grad]
         weights = [(p, self.model.get_parameter(name).detach()) for name, p in named]
-        self.largest_move = float(torch.tensor([0.0, *((p - old).abs().max() for p, old in weights)]).max())
+        self.largest_move = float(torch.tensor([0.0, *(float((p - old).abs().max()) for p, old in weights)]).max())
         """Largest change of one weight in the cycle; NaN if a weight is not finite."""
         rounding = max([0.0, *(torch.finfo(p.dtype).eps * float(old.abs().max()) for p, old in weights)])
         self.allowed += 2 * self.rate + rounding

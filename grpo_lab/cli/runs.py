@@ -15,7 +15,7 @@ from grpo_lab.cli.app import INTERRUPTED, Device, Model, Out, Settings, app, giv
 from grpo_lab.config import catalog, toml
 from grpo_lab.config.schema import Config, resized
 from grpo_lab.config.user_code import is_own
-from grpo_lab.errors import ConfigError, DataError, RunError, unknown
+from grpo_lab.errors import ConfigError, DataError, RunError, check_known
 from grpo_lab.messages import text
 from grpo_lab.ui import console
 
@@ -197,9 +197,8 @@ def _config(
         return config
     from grpo_lab.training.guards import GUARDS
 
-    for name in (named := catalog.guards_named(guards)):
-        if name not in GUARDS and not is_own(name):
-            raise unknown("guard", name, [*GUARDS, *catalog.preset_names(), "none"])
+    named = catalog.guards_named(guards)
+    check_known("guard", (name for name in named if not is_own(name)), [*GUARDS, *catalog.preset_names(), "none"])
     return config.with_guards(named)
 
 

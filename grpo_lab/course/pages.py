@@ -16,7 +16,7 @@ from grpo_lab.config import user_code
 from grpo_lab.course import judges, known_answers
 from grpo_lab.course.editions.solutions import NOTEBOOK, solution
 from grpo_lab.course.exercises import Check, Exercise, Function, LabPage, Question
-from grpo_lab.errors import DataError, check_known, unknown
+from grpo_lab.errors import DataError, check_known
 from grpo_lab.messages import ENGLISH
 from grpo_lab.paths import read_toml
 
@@ -103,9 +103,8 @@ def in_language(page: LabPage, language: str) -> LabPage:
     try:
         tree = _table(tree, _PAGE_WORDS, "the page", _MORE_WORDS)
         exercises, questions = tree.pop("exercises"), tree.pop("questions")
-        for name in (*exercises, *page.exercises):
-            if name not in page.exercises or name not in exercises:
-                raise unknown("exercise", name, page.exercises if name in exercises else exercises, DataError)
+        for names, known in ((exercises, page.exercises), (page.exercises, exercises)):
+            check_known("exercise", names, known, DataError)
         if len(questions) != len(page.questions):
             raise DataError(f"{len(questions)} questions; the English page has {len(page.questions)}")
         said = {name: _exercise_said(each, exercises[name]) for name, each in page.exercises.items()}
