@@ -141,10 +141,16 @@ class Symptom:
             series = min(of_each, key=lambda curve: curve.median(), default=None)
         if series is None or not len(series):
             return None if self.objective else Unknown(self.metric, fact("not_logged"))
-        if self.state != ENDS:
-            return self._of_curve(log, series)
-        ended = _end(log, series)
-        return None if ended is None else self._seen(str(series.name), ended, last=float(series.iloc[-1]))
+        return self._end(log, series) if self.state == ENDS else self._of_curve(log, series)
+
+    def _end(self, log: Log, series: pd.Series) -> Sighting:
+        """The first step after the last value of a curve, if four rows follow, and three times its widest gap."""
+        places = np.searchsorted(log.steps, series.index.to_numpy())
+        missing = len(log.steps) - 1 - int(places[-1])
+        gap = int(np.diff(places).max()) if len(places) > 1 else 1
+        if missing < max(4, 3 * gap):
+            return None
+        return self._seen(str(series.name), int(log.steps[places[-1] + 1]), last=float(series.iloc[-1]))
 
     def _seen(self, metric: str, step: int, value: float = math.nan, last: float = math.nan) -> Evidence:
         return Evidence(self.name, metric, step, value, last, self.says)
@@ -233,15 +239,6 @@ class Symptom:
             return over & under & (values > self.least)
 
 
-def _end(log: Log, series: pd.Series) -> int | None:
-    """The first step after the last value of a curve, if four rows follow, and three times its widest gap."""
-    steps = log.steps
-    places = np.searchsorted(steps, series.index.to_numpy())
-    missing = len(steps) - 1 - int(places[-1])
-    gap = int(np.diff(places).max()) if len(places) > 1 else 1
-    return int(steps[places[-1] + 1]) if missing >= max(4, 3 * gap) else None
-
-
 def _steady(log: Log, name: str, step: int) -> bool:
     """Whether the means of two steps before and after a step differ by noise only, or the curve was not logged."""
     series = log.metrics.get(name)
@@ -302,14 +299,12 @@ class Suspect:
         None if the log rules it out, or does not show what it needs.
         """
 
-        def shown(names: Sequence[str]) -> list[bool]:
-            return [isinstance(seen[name], Evidence) for name in names]
-
-        if any(shown(self.unless)) or not all(shown(self.needs)):
+        there = {name for name, sighting in seen.items() if isinstance(sighting, Evidence)}
+        if not there.isdisjoint(self.unless) or not there.issuperset(self.needs):
             return None
-        if any(shown(self.against)):
+        if not there.isdisjoint(self.against):
             return 2
-        return 0 if self.needs or (self.when and all(shown(self.when))) else 1
+        return 0 if self.needs or (self.when and there.issuperset(self.when)) else 1
 
 
 SUSPECTS = {name: Suspect(name=name, **table) for name, table in tables("suspects").items()}

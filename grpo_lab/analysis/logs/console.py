@@ -107,9 +107,7 @@ def _rows(said: str) -> Iterator[_Row]:
         counts, pairs = _pairs(_PATTERNS["wrapped"].sub(r"\1", line))
         known = measured(pairs)
         before = PREFIX.sub("", match["before"] or "")
-        alone = (match["row"] or "").startswith("{'") and (
-            bool(_PATTERNS["after_bar"].search(before)) or not re.search(r"\w", before)
-        )
+        alone = (match["row"] or "").startswith("{'") and _PATTERNS["before"].fullmatch(before) is not None
         own = alone and _PATTERNS["of_trainer"].match(match["row"]) if dictionaries else True
         if not (_VERL["begin"].search(line) if records else own):  # something else printed it
             continue
@@ -170,10 +168,10 @@ def _of_training(rows: list[_Row]) -> list[_Row]:
     usual = sorted(map(len, kinds))[len(rows) // 2] if len(rows) > 3 else 0
     first = next((at for at, each in enumerate(kinds) if 2 * len(each) > usual or each == {HELD_OUT}), 0)
     found = Counter(name for row in rows[first:] for name in row.values)
-    few = 1 < len(rows) <= _LIMITS["few_rows"]
-    for row in rows if len(rows) > 1 else ():
+    few = len(rows) <= _LIMITS["few_rows"]
+    for row in rows:
         kept = [name for name in row.values if found[name] > 1 or words_of(name)[1] or (few and meaning(name))]
-        row.values = {name: row.values[name] for name in kept}
+        row.values = {name: row.values[name] for name in kept} if len(rows) > 1 else row.values
     return rows[first:]
 
 

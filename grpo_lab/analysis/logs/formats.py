@@ -159,7 +159,8 @@ def read_table(text: Text) -> list[Table]:
             cells = []
     names, rows = max(found.items(), key=lambda table: len(table[1]), default=("", []))
     empty = [["" if _PATTERNS["empty"].fullmatch(cell) else cell for cell in row] for row in rows]
-    return read_csv(replace(text, said="\n".join([names, *map("\t".join, empty)]) + "\n")) if rows else []
+    tables = read_csv(replace(text, said="\n".join([names, *map("\t".join, empty)]) + "\n")) if rows else []
+    return [replace(table, format="table") for table in tables]
 
 
 def _cells(line: str) -> list[str]:
