@@ -195,6 +195,7 @@ STATES: dict[str, Callable[[Curve], Mask]] = {
     "nonfinite": lambda values: ~np.isfinite(values),
     "whole": lambda values: np.isfinite(values) & (values == np.round(values)),
     "same": same_to_the_end,
+    "lowest": lambda values: values == np.min(finite(values), initial=math.inf),
     "outlier": outlier,
     "breaks": breaks,
     "fell": fell,
