@@ -56,7 +56,7 @@ def told(language="en", first=1, crash="", **curves):
         ),
         pytest.param({"reward": RISE, "eval__reward": RISE[::-1]}, ["held-out reward fell"], [], id="held out"),
         pytest.param(
-            {"reward": RISE, "eval__reward": [0.2, 0.6, 0.5] * 40},
+            {"reward": RISE, "eval__reward": [0.2] * 40 + [0.6] * 40 + [0.5] * 40},
             ["held-out reward rose 0.2 → 0.5"],
             ["fell"],
             id="held out, below its best value",
