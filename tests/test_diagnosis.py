@@ -362,6 +362,13 @@ def test_a_flat_reward_of_twenty_steps_is_never_nothing_wrong():
     assert diagnose(flat.assign(reward=[0.2 + 0.02 * step for step in range(20)])).verdict == HEALTHY
 
 
+def test_numbers_that_are_not_finite_to_the_end_are_never_nothing_wrong():
+    rises = [0.1 * step for step in range(10)]
+    assert diagnose(pd.DataFrame({"reward": rises, "loss": [0.1] * 5 + [NAN] * 5})).verdict == "loss-not-finite"
+    found = diagnose(pd.DataFrame({"reward": rises, "kl": [0.1] * 5 + [NAN] * 5, "grad_norm": [0.5] * 10}))
+    assert found.verdict == NOT_ENOUGH and [lacks.key for lacks in found.lacking] == ["not_finite"]
+
+
 def test_a_spread_that_is_nan_is_the_cause_of_a_norm_that_is():
     """The standard deviation of one reward is 0/0, and the advantage, the gradient and the weights after it."""
     curves = {"reward": [0.25] * 3, "reward_std": [NAN] * 3, "grad_norm": [NAN] * 3}

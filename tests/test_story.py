@@ -141,5 +141,5 @@ def test_each_rule_of_what_a_log_lacks_asks_for_what_it_knows():
     lacking = tables("story")["lacking"]
     for key, rule in lacking.items():
         names = meta.find_undeclared_variables(Environment().parse(f"{{{{ {rule['when']} }}}}"))
-        assert names <= {"log", "seen", "steps", "crash", "kind", *rule}, key
+        assert names <= {"log", "seen", "steps", "crash", "kind", "broken", *rule}, key
     assert lacking["no_trend"]["least"] == SYMPTOMS["reward_flat"].steps

@@ -75,7 +75,9 @@ def _diagnosed(log: Log) -> Diagnosis:
     if log.begins_late and begin and all(map(math.isnan, begin)):  # broken before the log begins, which tells no cause
         return Diagnosis(log, (), (), (), (fact("rows_before", step=int(log.steps[0])),))
     shown = {name for name, sighting in seen.items() if isinstance(sighting, rules.Evidence)}
-    known = {"steps": len(log.steps), "crash": repr(log.crash), "kind": measures(log, "reward").get("kind")}
+    broken = ", ".join(name for name, curve in log.metrics.items() if len(curve) and not math.isfinite(curve.iloc[-1]))
+    about = {"crash": repr(log.crash), "kind": measures(log, "reward").get("kind"), "broken": broken}
+    known = {"steps": len(log.steps), **about}
     rows = [(key, {**known, **rule}) for key, rule in rules.tables("story")["lacking"].items()]
     lacking = [fact(key, **values) for key, values in rows if holds(values["when"], log=log, seen=shown, **values)]
     return Diagnosis(log, _ranked(findings), tuple(possible), unseen, tuple(lacking))
