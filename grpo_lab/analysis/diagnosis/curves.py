@@ -50,7 +50,7 @@ def trend(values: Curve) -> float:
 
 
 class Course(NamedTuple):
-    """The course of one curve: its levels, and the places at which it changed, as story.toml in data explains them."""
+    """The course of one curve: its levels, means of `width` values, and where it changed; story.toml explains them."""
 
     kind: str
     first: float
@@ -62,7 +62,6 @@ class Course(NamedTuple):
     dip_at: int
     sure: float
     width: int
-    """The number of values whose mean a level is."""
 
 
 def course(values: Curve) -> Course | None:

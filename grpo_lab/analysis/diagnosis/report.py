@@ -103,11 +103,10 @@ class Number(float):
     digits = 2
 
     def __format__(self, spec: str) -> str:
-        if spec or abs(self) < 5e-4:
-            return super().__format__(spec) if spec else "0"
-        if 100 <= abs(self) < 1e6:
-            return f"{float(self):,.0f}"
-        return f"{float(self):.{max(self.digits, 3 if abs(self) >= 10 else 2)}g}"
+        if not spec and 100 <= abs(self) < 1e6:
+            spec = ",.0f"
+        digits = max(self.digits, 3 if abs(self) >= 10 else 2)
+        return super().__format__(spec or f".{digits}g") if spec or abs(self) >= 5e-4 else "0"
 
 
 def story(log: Log, language: str) -> str:
@@ -134,8 +133,8 @@ def story(log: Log, language: str) -> str:
     happened = say(main, reward)
     if told:
         happened = word("story.with", said=happened, told=word("comma").join(told))
-    crash = textwrap.shorten(log.crash, _LIMITS["crash"], placeholder=" …").rstrip(".")
-    end = {"step": next(iter(log.steps), 0), "crash": crash}
+    crash = textwrap.shorten(log.crash, _LIMITS["crash"], placeholder=" …")
+    end = {"step": next(iter(log.steps), 0), "crash": crash.rstrip(".")}
     ends = [say(key, end) for key, rule in chosen["ends"].items() if holds(rule, log=log, main=main, **reward)]
     return "".join([happened, *ends, word("stop")])
 
@@ -154,10 +153,8 @@ def measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
         known |= {key: steps[value] if key.endswith("_at") else value for key, value in found._asdict().items()}
         before = [value for step, value in zip(steps, values, strict=True) if since is not None and step < since]
         begins = start(values) if name != "reward" or found.kind in ("rose", "declined") else found.first
-        known |= {
-            "first": float(np.median(before[-5:])) if before else begins,
-            "late": float(np.median(values[-found.width :])),
-        }
+        known["first"] = float(np.median(before[-5:])) if before else begins
+        known["late"] = float(np.median(values[-found.width :]))
     return known
 
 

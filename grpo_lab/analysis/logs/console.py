@@ -15,18 +15,7 @@ from typing import Any
 import numpy as np
 
 from grpo_lab.analysis.logs.beside import flat
-from grpo_lab.analysis.logs.table import (
-    HELD_OUT,
-    Table,
-    choose,
-    columns_of,
-    counters,
-    fact,
-    meaning,
-    measured,
-    unread,
-    words_of,
-)
+from grpo_lab.analysis.logs.table import HELD_OUT, Table, choose, columns_of, counters, fact, measured, unread, words_of
 from grpo_lab.analysis.logs.text import PREFIX, Text, by_rows, literal, patterns, tables
 
 _PATTERNS, _LIMITS = patterns("console"), tables("limits")["console"]
@@ -71,10 +60,7 @@ def read_console(text: Text) -> list[Table]:
     values = [{**{kind: at for kind, at in row.counts.items() if kind in kinds}, **row.values} for row in rows]
     if not any(counters(row) for row in values) and (steps := _steps_of_bars(rows)) is not None:
         values = [{"step": step, **row} for step, row in zip(steps, values, strict=True)]
-    begun = [at.end() for at in _PATTERNS["start"].finditer(said)]
-    starts = [
-        bisect.bisect(places, at) for at in begun if not _PATTERNS["resumed"].search(said, at, at + _LIMITS["near"])
-    ]
+    starts = [bisect.bisect(places, start.end()) for start in _PATTERNS["start"].finditer(said)]
     names = {name for row in rows for name in row.values}
     dictionaries_alone = sum(row.alone for row in rows) > len(rows) / 2
     of_trainer = dictionaries_alone and not names.isdisjoint(("loss", "learning_rate", "epoch"))
@@ -88,10 +74,10 @@ def read_console(text: Text) -> list[Table]:
     return [Table(columns, kind, notes, source, count_by=text.logging_steps, **about)]
 
 
-def record_forms(said: str) -> tuple[bool, bool]:
+def record_forms(said: str) -> tuple[bool, ...]:
     """Whether a text has two records of verl at least, and two dictionaries of Trainer: other lines count no more."""
-    records, dictionaries = (_VERL["begin"].finditer(said), _PATTERNS["dictionary"].finditer(said))
-    return len([*itertools.islice(records, 2)]) > 1, len([*itertools.islice(dictionaries, 2)]) > 1
+    forms = (_VERL["begin"], _PATTERNS["dictionary"])
+    return tuple(len([*itertools.islice(form.finditer(said), 2)]) > 1 for form in forms)
 
 
 def _rows(said: str) -> Iterator[_Row]:
@@ -170,7 +156,7 @@ def _of_training(rows: list[_Row]) -> list[_Row]:
     found = Counter(name for row in rows[first:] for name in row.values)
     few = len(rows) <= _LIMITS["few_rows"]
     for row in rows:
-        kept = [name for name in row.values if found[name] > 1 or words_of(name)[1] or (few and meaning(name))]
+        kept = [name for name in row.values if found[name] > 1 or words_of(name)[1] or (few and choose([name]))]
         row.values = {name: row.values[name] for name in kept} if len(rows) > 1 else row.values
     return rows[first:]
 

@@ -19,18 +19,7 @@ import pandas as pd
 
 from grpo_lab.analysis.logs.beside import leaves
 from grpo_lab.analysis.logs.console import read_console, record_forms
-from grpo_lab.analysis.logs.table import (
-    PREFIXES,
-    STEP_NAMES,
-    Columns,
-    Fact,
-    Table,
-    choose,
-    columns_of,
-    fact,
-    number_in,
-    source_of,
-)
+from grpo_lab.analysis.logs.table import PREFIXES, STEP_NAMES, Columns, Fact, Table, choose, columns_of, fact, number_in
 from grpo_lab.analysis.logs.text import Text, last_exception, literal, parsed, patterns, tables
 from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES
@@ -54,8 +43,8 @@ def read_json(text: Text) -> list[Table]:
         whole = [row for row in history if isinstance(row, dict)]
     if isinstance(whole, list) and all(isinstance(row, dict) for row in whole):
         columns = columns_of(map(_metrics_of, whole))
-        kind = "log_history" if history is not None or source_of(columns.keys() - {"epoch"}) == "trl" else "json"
-        return [Table(columns, kind, source="" if history is None else "trl", settings=known)]
+        kind, source = ("json", "") if history is None else ("log_history", "trl")
+        return [Table(columns, kind, source=source, settings=known)]
     if isinstance(whole, dict) and (rows := _rows_of(whole)):
         return [Table(columns_of(map(_metrics_of, rows)), "json")]
     if whole is None and parsed(text.first) is None:
@@ -128,14 +117,9 @@ def _metrics_of(tree: dict[str, Any]) -> dict[str, Any]:
 OF_TENSORBOARD = ["wall time", "step", "value"]
 _BOUNDS = ("__MIN", "__MAX")
 _NAMES = {*METRICS, *itertools.chain(*OTHER_NAMES.values())} - {"num_tokens", *OTHER_NAMES["ratio/mean"]}
-_TAGS = {name.replace("/", "_"): name for name in sorted(_NAMES)}
+_TAGS = {(before + name).replace("/", "_"): before + name for before in ("", *PREFIXES) for name in sorted(_NAMES)}
 """Names as TensorBoard writes them in a file's name; its num_tokens may be a step's or those since the start, and
 any file may end with "ratio"."""
-_CURVE = re.compile(
-    r"(?:(?P<run>.*?)(?:-tag)?[_\-. ])??(?P<prefix>train_|rollout_)?"
-    rf"(?:(?P<tag>{'|'.join(map(re.escape, _TAGS))})|rewards_(?P<function>.+)_mean)$"
-)
-"""The end of a file's name, whose slashes are underscores, is that of its curve."""
 
 
 def read_table(text: Text) -> list[Table]:
@@ -274,14 +258,15 @@ def named_in(file: str) -> tuple[str, str] | None:
     >>> named_in("run_a_train_kl.csv"), named_in("run-a-tag-train_rewards_short_mean.csv"), named_in("eval_kl.csv")
     (('run_a', 'train/kl'), ('run-a', 'train/rewards/short/mean'), None)
     """
-    found = _CURVE.match(_PATTERNS["again"].sub("", file.removesuffix(".gz").removesuffix(".csv")))
-    if found is None:
-        return None
-    run, prefix = (found["run"] or "").rstrip("_-. "), found["prefix"] or ""
-    if "-tag-" in run or (not prefix and ("train_" in run or _PATTERNS["other"].match(run))):
-        return None
-    metric = f"rewards/{found['function']}/mean" if found["function"] else _TAGS[found["tag"]]
-    return run, prefix.replace("_", "/") + metric
+    stem = _PATTERNS["again"].sub("", file.removesuffix(".gz").removesuffix(".csv"))
+    for at in (0, *(separator.end() for separator in re.finditer(r"[_\-. ]", stem))):
+        of_function = _PATTERNS["of_function"].fullmatch(stem, at)
+        metric = of_function.expand(r"\1/rewards/\2/mean").lstrip("/") if of_function else _TAGS.get(stem[at:])
+        if metric:
+            run = stem[:at].rstrip("_-. ").removesuffix("-tag").rstrip("_-. ")
+            of_another = not metric.startswith(PREFIXES) and ("train_" in run or _PATTERNS["other"].match(run))
+            return None if "-tag-" in run or of_another else (run, metric)
+    return None
 
 
 READERS: tuple[Callable[[Text], list[Table]], ...] = (read_json, read_csv, read_table, read_console)
