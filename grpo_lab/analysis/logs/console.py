@@ -22,7 +22,8 @@ _PATTERNS, _LIMITS = patterns("console"), tables("limits")["console"]
 _VERL, _OF_VERL = patterns("verl"), tables("limits")["verl"]
 _NAMES = [*tables("algorithms"), *itertools.chain(*(each.get("setting", ()) for each in tables("symptoms").values()))]
 _ANY = "|".join(map(re.escape, sorted({name for name in _NAMES if "/" not in name}, reverse=True)))
-_SETTING = re.compile(rf"(?:--({_ANY})[ =]|(?<![\w./-])({_ANY})\s*[=:]\s*)['\"]?([\w.+-]*\w)")
+_END = r"\b(?=['\"]?\s*(?:$|[,;)}\]\\-]|[\w.]+\s*[=:]))"
+_SETTING = re.compile(rf"(?m)(?:--({_ANY})[ =]|(?<![\w./-])({_ANY})\s*[=:]\s*)['\"]?([\w.+-]*\w){_END}")
 """A setting that tells something, as `--beta 0.1`, `beta=0.1` or `beta: 0.1`; a model's own config has quotes."""
 
 

@@ -189,10 +189,10 @@ def counters(names: Iterable[str]) -> list[str]:
 
 def counting(columns: Mapping[str, pd.Series]) -> list[str]:
     """The columns that count steps: of a mean, as avg_steps, the values are not whole, or hardly any two differ."""
-    return [name for name in counters(columns) if name in STEP_NAMES or _counts(columns[name])]
+    return [name for name in counters(columns) if name in STEP_NAMES or _is_counter(columns[name])]
 
 
-def _counts(column: pd.Series, most_equal: int = 3) -> bool:
+def _is_counter(column: pd.Series, most_equal: int = 3) -> bool:
     known = column.dropna()
     return bool((known == np.floor(known)).all()) and most_equal * known.nunique() >= len(known)
 
@@ -485,7 +485,7 @@ def _rows(columns: Sequence[pd.Series]) -> NDArray[np.int64]:
 def _steps(columns: Columns, chosen: Mapping[str, str]) -> pd.Series | None:
     """The step of each row, from the first counter that half of the measured rows have, or from whole epochs."""
     measured = _rows([columns[name] for name in chosen.values()])
-    epochs = [name for name in columns if bare(name).lower() in ("epoch", "epochs") and _counts(columns[name], 1)]
+    epochs = [name for name in columns if bare(name).lower() in ("epoch", "epochs") and _is_counter(columns[name], 1)]
     for name in (*counting(columns), *epochs):
         if 2 * np.isin(measured, columns[name].index).sum() >= len(measured):
             return columns[name].loc[np.isfinite(columns[name])]

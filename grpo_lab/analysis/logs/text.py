@@ -74,8 +74,7 @@ def decoded(data: bytes, name: str) -> str:
     """The text in the bytes of a file, with \\n at the end of each line. Raises LogError for a binary file."""
     by_powershell = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     encoding = "utf-16" if by_powershell else "utf-8-sig"
-    text = data.decode(encoding, errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-    text = text.replace("\N{MINUS SIGN}", "-")
+    text = data.decode(encoding, errors="replace").replace("\r\n", "\n").replace("\r", "\n").replace("\u2212", "-")
     if "\0" in text[:10_000]:
         raise LogError(f"{name} is a binary file, no log; give the text that the trainer wrote")
     return text
