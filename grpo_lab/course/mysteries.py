@@ -20,22 +20,12 @@ from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.events import Event, Started, Stepped, to_json
+from grpo_lab.paths import data_tables
 
 SHIPPED = 0
 """The seed of the runs in data/recordings."""
-_FAILURES: dict[str, tuple[str, tuple[str, ...]]] = {
-    # At the rate of the scenario the explosion begins too late for a short log.
-    "explosion": ("train-001", ("run.num_steps=12", "optimizer.learning_rate=1e-2")),
-    "optimizer-overflow": ("fp16-adam-epsilon", ()),
-    "nan-logprob": ("verl-nan-logprob", ()),
-    "bad-batch": ("bad-batch", ("run.num_steps=20", "faults.corrupt_sample.at_step=12")),
-    # A trainer rarely logs the exact KL; without it the curves alone do not identify this cause.
-    "kl-hidden": ("kl-hinge", ("run.exact_kl=false",)),
-    "sampler-mismatch": ("temperature-ignored", ("run.num_steps=16",)),
-    "lost-unscale": ("lost-unscale", ("run.num_steps=16",)),
-}
-HEALTHY = "healthy"
-CAUSES = (HEALTHY, *_FAILURES)
+_RUNS = data_tables("mysteries")
+CAUSES = (*_RUNS,)
 """One run each, with the names that `gl.diagnose` uses."""
 DECOYS = ("gradient-lost", "stale-rollouts", "nan-reward")
 """Causes that seem to fit, without a run of their own."""
@@ -107,12 +97,9 @@ def make(directory: str | Path, seed: int = SHIPPED) -> None:
 def _config(cause: str, seed: int) -> Config:
     from grpo_lab.course.trials import HERE
 
-    if cause == HEALTHY:
-        config, overrides = preset("stable"), ("run.num_steps=20", "data.num_prompts=8")
-    else:
-        failure, overrides = _FAILURES[cause]
-        config = scenario(failure).config()
-    return config.with_(*overrides, *HERE, f"run.seed={seed}")
+    told = _RUNS[cause]
+    config = scenario(told["scenario"]).config() if "scenario" in told else preset(told["preset"])
+    return config.with_(*told["overrides"], *HERE, f"run.seed={seed}")
 
 
 def _as_a_log_shows(config: Config, number: int) -> dict[str, Any]:

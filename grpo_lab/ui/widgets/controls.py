@@ -438,10 +438,7 @@ _BAR = {
     "reset": "refresh",
 }
 """The buttons above the figure with their icons; each calls the method of its name, and `pause` calls `toggle`."""
-_ICONS = {
-    **_BAR,
-    **{"healthy": "heart", "keep": "clone", "clear": "eraser", "export": "download", "fork": "code-fork"},
-}
+_ICONS = _BAR | {"healthy": "heart", "keep": "clone", "clear": "eraser", "export": "download", "fork": "code-fork"}
 _LOOKS = {"start": "primary", "stop": "danger"}
 _PACES = (10.0, 5.0, 2.0, 1.0, 0.5)
 """Steps a second to choose from."""
