@@ -357,9 +357,58 @@ def test_a_setting_that_explains_it_is_the_first_suspect(suspect, given):
 def test_a_flat_reward_of_twenty_steps_is_never_nothing_wrong():
     flat = pd.DataFrame({"reward": NOISY, "kl": [1e-4] * 20, "loss": [0.01] * 20, "grad_norm": [0.5] * 20})
     assert diagnose(flat).verdict == "learned-nothing"
-    short = diagnose(flat[:15])
-    assert short.verdict == NOT_ENOUGH and [lacks.key for lacks in short.lacking] == ["no_trend"]
+    assert diagnose(flat[:15]).verdict == "learned-nothing", "its noise hides no rise"
+    for rough in (flat[:11], flat[:15].assign(reward=[0.3 + 0.2 * (-1) ** step for step in range(15)])):
+        short = diagnose(rough)
+        assert short.verdict == NOT_ENOUGH and [lacks.key for lacks in short.lacking] == ["no_trend"]
+    moved = flat.loc[flat.index.repeat(2)].reset_index(drop=True).assign(kl=[0.01 * step for step in range(40)])
+    assert diagnose(moved).verdict == "reward-unmoved"
+    assert diagnose(moved[:20]).verdict == NOT_ENOUGH
     assert diagnose(flat.assign(reward=[0.2 + 0.02 * step for step in range(20)])).verdict == HEALTHY
+
+
+def test_a_reward_that_stays_at_its_best_did_not_break():
+    reward = [0.2, 0.3, 0.25, 0.4, 0.3, 0.5, 0.45, 0.6, 0.4, 0.7, 0.5, 0.65, 0.8, 0.8, 0.8, 0.8]
+    alone = pd.DataFrame({"reward": reward, "loss": [0.01 * (step % 3) for step in range(16)]})
+    assert diagnose(alone).verdict not in ("fell-at-once", "reward-broke")
+    low = alone.assign(reward=[*reward[:12], 0.1, 0.1, 0.1, 0.1])
+    assert diagnose(low).verdict == "fell-at-once"
+
+
+def test_what_is_cut_off_is_masked_only_if_most_steps_train_nothing():
+    cut = [0.97] * 10
+    some = [0.0 if step in (6, 7) else 1.2 for step in range(10)]
+    most = [1.2 if step in (0, 5) else 0.0 for step in range(10)]
+    equal = {"completions__clipped_ratio": cut, "frac_reward_zero_std": [0.7] * 10}
+    assert named(logged(**equal, grad_norm=some))[0] == "never-ends"
+    assert named(logged(**equal, grad_norm=most))[0] == "masked-away"
+
+
+@pytest.mark.parametrize(("steps", "late"), [(4, False), (20, True)])
+def test_a_warm_up_that_is_over_is_not_longer_than_the_run(steps, late):
+    rate = [1e-6 * min(1.0, (step + 1) / steps) for step in range(20)]
+    suspects = named(logged("trl", base=LONG, **{**FLAT, "learning_rate": rate}))[1]
+    assert ("warm-up-long" in suspects) == late
+
+
+def test_a_held_out_score_that_never_changes_points_to_the_updates():
+    evaluated = LONG | {"eval/reward": [0.2] * 20}
+    assert "never-updated" in named(logged("trl", base=evaluated, **FLAT))[1]
+    assert "never-updated" not in named(logged("trl", base=evaluated | {"eval/reward": [0.2, 0.21] * 10}, **FLAT))[1]
+
+
+def test_a_spread_of_advantages_of_0_is_a_step_without_spread():
+    flat = {"reward": NOISY, "loss": [0.0] * 20, "entropy": [0.5] * 20}
+    spread = pd.DataFrame({**flat, "adv_std": [0.0, 0.0, 0.0, 1.0] * 5})
+    found = diagnose(spread)
+    assert found.verdict == "no-spread" and found.findings[0].evidence[0].metric == "advantages/std"
+    assert diagnose(spread.assign(adv_std=1.0)).verdict == "learned-nothing"
+
+
+def test_no_healthy_range_stands_beside_a_value_that_is_in_it():
+    text = diagnose(LOGS["certain-from-the-start"]).text()
+    (row,) = [line for line in text.splitlines() if "entropy is small from the first step" in line]
+    assert ">=" not in row
 
 
 def test_numbers_that_are_not_finite_to_the_end_are_never_nothing_wrong():
@@ -411,9 +460,9 @@ def test_a_crash_without_a_broken_metric_is_named():
     found = diagnose(logged("trl", crash=crash))
     assert found.verdict == "crashed" and found.findings[0].step == 9
     other = diagnose(logged("trl", crash="KeyError: 'answer'"))
-    assert other.verdict == HEALTHY and "KeyError: 'answer'" in other.text(), (
-        "the training was fine, and then it crashed"
-    )
+    assert other.verdict == HEALTHY and "KeyError: 'answer'" in other.text()
+    assert other.headline() != diagnose(logged("trl")).headline(), "the training was fine, and then it crashed"
+    assert diagnose(logged("trl", crash="KeyError", **sick("drift", "kl"))).headline().startswith("The run crashed")
     alone = diagnose(logs.Log({}, crash=crash)).findings[0]
     assert alone.suspects[0].name == "weights" and math.isnan(alone.evidence[0].last)
 
@@ -422,7 +471,7 @@ def test_a_crash_without_a_broken_metric_is_named():
     ("curves", "lacks"),
     [
         ({"reward": [0.3]}, "few_steps"),
-        ({"reward": NOISY[:12]}, "lacks_two"),
+        ({"reward": NOISY[:11]}, "lacks_two"),
         ({name: GOOD[name] for name in ("kl", "grad_norm", "loss")}, "lacks"),
         ({"nothing": [1.0] * 10}, "nothing_logged"),
         ({}, "nothing_logged"),

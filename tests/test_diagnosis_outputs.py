@@ -77,8 +77,23 @@ def test_earlier_runs_and_the_crash_are_named():
     last = diagnose(log_of("healthy", source="trl", crash=CRASH))
     last = dataclasses.replace(last, earlier=(diagnose(LOGS["nan-reward"]),))
     text = last.text("both.log")
-    assert "run 1 of 2 in this log: A reward is NaN" in text and f"crash: {CRASH}" in text
+    assert "run 1 of 2 in this log: Reward" in text and "A reward is NaN" in text and f"crash: {CRASH}" in text
     assert last.tree()["earlier"][0]["verdict"] == "nan-reward" and last.tree()["log"]["crash"] == CRASH
+
+
+def test_a_run_that_has_hardly_begun_does_not_hide_a_longer_one(tmp_path):
+    rows = [{"step": step, "reward": 0.1 + 0.05 * step, "kl": 0.01 * step} for step in range(1, 13)]
+    path = tmp_path / "log.jsonl"
+    for begun, number in ((4, 1), (5, 2), (12, 2)):
+        path.write_text("\n".join(json.dumps(row) for row in rows + rows[:begun]), encoding="utf-8")
+        found = diagnose(path)
+        other = len(rows) if number == 2 else begun
+        assert (found.number, len(found.log.steps), len(found.earlier[0].log.steps)) == (
+            number,
+            12 if number == 1 else begun,
+            other,
+        )
+        assert f"run {3 - number} of 2 in this log: Reward" in found.text()
 
 
 def test_html_is_escaped_and_complete_in_each_language(monkeypatch):

@@ -152,7 +152,36 @@ def test_runs_in_one_file_are_told_apart(write, steps, runs):
     assert sum(len(log.steps) for log in found) == (len(set(steps)) if runs == 1 else len(steps))
     told = [fact("runs", count=runs, number=number) for number in range(1, runs + 1)] if runs > 1 else []
     assert [note for log in found for note in log.notes if note.key == "runs"] == told
-    assert logs.read(path).frame.equals(found[-1].frame)
+    assert logs.read(path).metrics["reward"].equals(found[-1].metrics["reward"])
+
+
+def test_columns_that_name_no_run_split_no_log(write):
+    """A seed of each step, and one in all rows, as steps that no other run has."""
+    for seed in (lambda step: step, lambda step: 7, lambda step: step // 8):
+        rows = [{"step": step, "seed": seed(step), "reward": step / 16, "kl": 0.01} for step in range(16)]
+        (log,) = logs.read_runs(write("log.jsonl", lines_of(rows)))
+        assert len(log.steps) == 16 and not log.name
+
+
+def test_cells_that_are_about_a_number_and_tables_that_are_left_out(write):
+    rows = "".join(f"| {step} | ~{step / 20:.2f} | {step / 100:.2f} |\n" for step in range(1, 9))
+    small = "\n| Step | Loss |\n|---|---|\n| 1 | 0.1 |\n| 2 | 0.2 |\n| 3 | 0.3 |\n"
+    log = logs.read(write("a.md", f"| Step | Avg Reward | KL |\n|---|---|---|\n{rows}{small}"))
+    assert log.metrics["reward"].tolist() == [round(step / 20, 2) for step in range(1, 9)]
+    assert [note for note in log.notes if note.key == "other_tables"] == [fact("other_tables", count=1)]
+
+
+def test_a_count_after_the_name_of_the_run_is_the_step(write):
+    lines = "".join(f"[some-run] {step:3}/40 | loss=0.0 | reward={step / 40:.3f}\n" for step in range(5, 41, 5))
+    assert logs.read(write("a.log", f"[some-run] Loading …\n{lines}")).steps.tolist() == [*range(5, 41, 5)]
+
+
+def test_rewards_of_which_rounding_is_left_are_none(write):
+    rows = [{"step": step, "reward": 1e-7 * (-1) ** step, "kl": 0.01, "loss": 0.1} for step in range(8)]
+    log = logs.read(write("log.jsonl", lines_of(rows)))
+    assert "reward" not in log.metrics and fact("not_measured", names="reward") in log.notes
+    zero = logs.read(write("log.jsonl", lines_of([{**row, "reward": 0.0} for row in rows])))
+    assert zero.metrics["reward"].tolist() == [0.0] * 8
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from jinja2 import Environment, meta
 
 from grpo_lab import diagnose, messages
 from grpo_lab.analysis.diagnosis.report import measures, story
-from grpo_lab.analysis.diagnosis.rules import SYMPTOMS, tables
+from grpo_lab.analysis.diagnosis.rules import tables
 from grpo_lab.analysis.logs import Log
 from grpo_lab.metrics import METRICS
 
@@ -55,6 +55,24 @@ def told(language="en", first=1, crash="", **curves):
             id="a metric becomes NaN",
         ),
         pytest.param({"reward": RISE, "eval__reward": RISE[::-1]}, ["held-out reward fell"], [], id="held out"),
+        pytest.param(
+            {"reward": RISE, "eval__reward": [0.2] * 40 + [0.9] * 40 + [0.6] * 40},
+            ["held-out reward fell 0.9 → 0.6"],
+            [],
+            id="held out, a peak",
+        ),
+        pytest.param(
+            {"reward": RISE, "grad_norm": np.geomspace(0.1, 40, 120)},
+            ["the gradient norm rose 0.1"],
+            ["reached"],
+            id="a norm that grows",
+        ),
+        pytest.param(
+            {"reward": RISE, "frac_reward_zero_std": [1.0] * 90 + [0.0] * 30},
+            ["in 75% of the groups"],
+            [],
+            id="a share is a mean",
+        ),
         pytest.param(
             {"reward": RISE, "eval__reward": [0.2] * 40 + [0.6] * 40 + [0.5] * 40},
             ["held-out reward rose 0.2 → 0.5"],
@@ -142,4 +160,3 @@ def test_each_rule_of_what_a_log_lacks_asks_for_what_it_knows():
     for key, rule in lacking.items():
         names = meta.find_undeclared_variables(Environment().parse(f"{{{{ {rule['when']} }}}}"))
         assert names <= {"log", "seen", "steps", "crash", "kind", "broken", *rule}, key
-    assert lacking["no_trend"]["least"] == SYMPTOMS["reward_flat"].steps

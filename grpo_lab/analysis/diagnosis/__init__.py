@@ -30,8 +30,10 @@ def diagnose(
     `trainer.state.log_history`), a `Log`, or a `Session`.
 
     `metrics` gives the log's names of metrics that are not known by themselves, as {"reward": "foo"}. In a DataFrame,
-    NaN means logged as NaN, and None means not logged. Of a file with several runs, one after another, it is that of
-    the last; `earlier` holds the others. Raises LogError for a log that cannot be read.
+    NaN means logged as NaN, and None means not logged. Of a file with several runs it is that of the last, unless that
+    has hardly begun and another one is three times as long; `earlier` holds the others.
+
+    Raises LogError for a log that cannot be read.
 
     >>> import pandas as pd
     >>> inf, nan = float("inf"), float("nan")
@@ -40,8 +42,12 @@ def diagnose(
     'kl-overflow'
     """
     if isinstance(source, str | Path):
-        *earlier, last = map(_diagnosed, logs.read_runs(source, metrics))
-        return replace(last, earlier=tuple(earlier))
+        found = [*map(_diagnosed, logs.read_runs(source, metrics))]
+        last, place, few = found[-1].log, len(found) - 1, rules.tables("story")["lacking"]["few_steps"]["least"]
+        if len(last.steps) < few and not last.crash:
+            long = [at for at, each in enumerate(found) if len(each.log.steps) >= 3 * len(last.steps)]
+            place = [place, *long][-1]
+        return replace(found.pop(place), earlier=tuple(found), number=place + 1)
     if isinstance(source, pd.DataFrame):
         source = logs.from_frame(source, metrics)
     elif isinstance(source, Sequence):

@@ -49,6 +49,12 @@ def trend(values: Curve) -> float:
     return slope / error if error > 0 else math.copysign(math.inf, slope)
 
 
+def unrest(values: Curve) -> float:
+    """The magnitude of the trend; infinite for a curve so short that its noise may hide a change by a fifth."""
+    hidden = 3 * noise(values) * math.sqrt(12 / len(values)) > 0.2 * float(np.abs(values).max())
+    return math.inf if hidden and len(values) < _LIMITS["enough"] else abs(trend(values))
+
+
 class Course(NamedTuple):
     """The course of one curve: its levels, means of `width` values, and where it changed; story.toml explains them."""
 
@@ -68,7 +74,8 @@ def course(values: Curve) -> Course | None:
     """The course of finite values; None for less than six of them."""
     if len(values) < 6:
         return None
-    width = min(20, max(3, len(values) // 10))
+    rough = noise(values) > _LIMITS["rough"] * float(np.ptp(values))
+    width = min(20, max(3, len(values) // (6 if rough else 10)))
     level = np.convolve(values, np.ones(width) / width, "valid")
     first, last, top, top_at = float(level[0]), float(level[-1]), float(level.max()), int(np.argmax(level))
     bends = values[:-2] - 2 * values[1:-1] + values[2:]  # about straight lines: a steep course is no noise
@@ -131,7 +138,7 @@ def outlier(values: Curve) -> Mask:
 
 
 def breaks(values: Curve) -> Mask:
-    """The one value from which on the curve has another level, for good: it is constant, or lower at once.
+    """The one value from which on the curve has another level, for good: constant below its best, or lower at once.
 
     A mean of rewards that varied and is then exactly the same in each of four steps is not measured any more. A curve
     that comes to rest varies less and less before.
@@ -144,7 +151,7 @@ def breaks(values: Curve) -> Mask:
         new = float(np.mean(before == values[-1])) < 0.2
         lively = float(np.mean(np.abs(np.diff(values[constant - 3 : constant + 1])))) > 0.5 * noise(before) > 0
         repeats = np.mean(np.diff(before) == 0) > _LIMITS["repeats"]  # each value stands in several rows
-        return at(constant, values, new and lively and not repeats)
+        return at(constant, values, new and lively and not repeats and values[-1] < before.max())
     place = max(range(3, len(values) - 3), key=lambda k: float(values[k - 3 : k].mean() - values[k : k + 5].mean()))
     before, after = values[:place], values[place:]
     jump = float(np.median(before[-5:]) - np.median(after[:5]))
@@ -253,6 +260,7 @@ WHOLES: dict[str, Callable[[Curve], float]] = {
     "late": lambda values: float(np.median(values[len(values) // 2 :])),
     "end": lambda values: float(np.mean(values[-max(2, len(values) // 10) :])),
     "trend": trend,
+    "unrest": unrest,
 }
 """For each `when` of a symptom that looks at the whole curve, the number that its limits are compared with."""
 SINCE: dict[str, Callable[[Curve], float]] = {

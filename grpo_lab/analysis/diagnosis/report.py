@@ -146,7 +146,7 @@ def measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
     values, steps = curve.to_numpy(np.float64), curve.index.to_numpy(np.int64).tolist()
     if not steps:
         return {"count": 0}
-    known = {"count": len(values), "begin": float(values[0]), "end": float(values[-1])}
+    known = {"count": len(values), "begin": float(values[0]), "end": float(values[-1]), "mean": float(values.mean())}
     known |= {"least": float(values.min()), "most": float(values.max()), "median": float(np.median(values))}
     known |= {"most_at": steps[int(values.argmax())], "usual": METRICS[name].high}
     if found := course(values):
@@ -205,7 +205,9 @@ class Diagnosis:
     lacking: tuple[Fact, ...] = ()
     """What to log before the run can be called healthy."""
     earlier: tuple[Diagnosis, ...] = ()
-    """Diagnoses of the runs that stand before this one in the same log."""
+    """Diagnoses of the other runs in the same log."""
+    number: int = 0
+    """The place of this run among them, from 1; 0 for the last."""
 
     @property
     def named(self) -> list[rules.DetectedCause]:
@@ -221,10 +223,16 @@ class Diagnosis:
         """The verdict in one line."""
         word = Words(language)
         if not self.named:
-            return word("not_enough" if self.lacking else "nothing_wrong")
+            well = "nothing_wrong_before" if self.log.crash else "nothing_wrong"
+            return word("not_enough" if self.lacking else well)
         first = self.named[0]
         said = word("failure", title=word.titled(first.cause, first.objective), step=first.step, cause=first.cause.name)
-        return said if first.cause.level == "failure" else word("warning", said=said)
+        warning = "warning_before" if self.log.crash else "warning"
+        return said if first.cause.level == "failure" else word(warning, said=said)
+
+    def happened(self, language: str = ENGLISH) -> str:
+        """What happened to the run, in one sentence."""
+        return story(self.log, language)
 
     def text(self, name: str = "") -> str:
         """The whole diagnosis in the user's language, as `grpo-lab diagnose` prints it.
@@ -249,7 +257,7 @@ class Diagnosis:
         algorithm = rules.algorithm_in(log) and word.because(rules.algorithm_in(log), told, "comma")
         rows = [[word(f"column.{name}") for name in HEAD]]
         rows += [_row(each, log, word) for each in first.evidence] if first else []
-        values |= {"found": self, "log": log, "first": first, "happened": story(log, word.language), "evidence": rows}
+        values |= {"found": self, "log": log, "first": first, "evidence": rows}
         values |= {
             "rules": rules.tables("story")["lacking"],
             "trainer": rules.TRAINERS["names"].get(log.source),
@@ -257,10 +265,6 @@ class Diagnosis:
         }
         remedies = [_advised(remedy, log.source, word) for remedy in first.remedies] if first else []
         return rendered(template, **values, remedies=remedies, cannot_show=list(self._cannot_show(word)))
-
-    def why_nothing(self, word: Words) -> list[str]:
-        """What the log lacks to show a healthy run, or what no log shows; nothing if something was found."""
-        return [] if self.named else [lacks.said(word.language) for lacks in self.lacking] or [word("not_visible")]
 
     def _cannot_show(self, word: Words) -> Iterator[str]:
         """The metrics that the log lacks, in two lines at most."""
@@ -295,7 +299,7 @@ class Diagnosis:
         return encodable(
             {
                 "verdict": self.verdict,
-                "happened": story(log, ENGLISH),
+                "happened": self.happened(),
                 "log": about,
                 "findings": [_tree_of(finding, log) for finding in self.findings],
                 "possible": possible,
@@ -317,12 +321,10 @@ def _row(evidence: rules.Evidence, log: Log, word: Words) -> list[str]:
     most = _LIMITS["widest"]
     named = evidence.metric if len(evidence.metric) <= most else evidence.metric[: most - 1] + "…"
     low, high = (f"{bound:g}" if math.isfinite(bound) else "" for bound in evidence.healthy)
-    if low and high:
-        healthy = word("range", low=low, high=high)
-    elif low or high:
-        healthy = f">= {low}" if low else f"<= {high}"
-    else:
-        healthy = word("finite") if measured else ""
+    healthy = word("finite") if measured and not (low or high) else ""
+    least, most = evidence.healthy
+    if (low or high) and not least <= min(evidence.value, evidence.last) <= max(evidence.value, evidence.last) <= most:
+        healthy = word("range", low=low, high=high) if low and high else f">= {low}" if low else f"<= {high}"
     return [str(evidence.step), named, *numbers, healthy, word.symptom(evidence, log.medians(evidence.metric))]
 
 

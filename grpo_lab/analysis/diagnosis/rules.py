@@ -104,6 +104,7 @@ class Symptom:
     name: str
     says: str = ""
     metric: str = ""
+    or_metric: str = ""
     setting: Sequence[str] = ()
     like: str = ""
     crash: str = ""
@@ -135,7 +136,7 @@ class Symptom:
             return next((each for each in seen if isinstance(each, Evidence)), None)
         if why := self._void(log):
             return Unknown(self.metric, fact("void", setting=why))
-        series = log.metrics.get(self.metric)
+        series = log.metrics.get(self.metric, log.metrics.get(self.or_metric))
         if self.objective:
             of_each = [curve for name, curve in log.metrics.items() if name != self.metric == of_run(name)]
             series = min(of_each, key=lambda curve: curve.median(), default=None)
@@ -219,7 +220,7 @@ class Symptom:
         if len(kept) < self.steps:
             return None
         whole = np.array([curves.WHOLES[self.when](kept)])
-        shown = self.compare(whole, 1.0 if self.when == "trend" else unit).any()
+        shown = self.compare(whole, 1.0 if self.when in ("trend", "unrest") else unit).any()
         return (curves.first_true(mask) or 0) if shown else None
 
     def compare(self, values: Curve, unit: Curve | float = 1.0) -> curves.Mask:

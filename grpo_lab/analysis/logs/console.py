@@ -126,7 +126,7 @@ def _pairs(line: str) -> tuple[dict[str, int], dict[str, str]]:
         if kind not in counts or match["whole"]:
             counts[kind] = int(match["at"])
     if not counts and (lead := _PATTERNS["lead"].search(line)):
-        counts["it"] = int(lead[1] or lead[2])
+        counts["it"] = int(lead[lead.lastindex or 0])
     if line[:1] in "|│┃":  # a table of names and values
         line = re.sub(r"\s*[|│┃]\s*", " : ", line).strip(" :")
     found = list(_PATTERNS["pair"].finditer(line))

@@ -9,7 +9,7 @@ import csv
 import html
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -19,14 +19,25 @@ import pandas as pd
 
 from grpo_lab.analysis.logs.beside import leaves
 from grpo_lab.analysis.logs.console import read_console, record_forms
-from grpo_lab.analysis.logs.table import PREFIXES, STEP_NAMES, Columns, Fact, Table, choose, columns_of, fact, number_in
+from grpo_lab.analysis.logs.table import (
+    PREFIXES,
+    STEP_NAMES,
+    Columns,
+    Fact,
+    Table,
+    choose,
+    columns_of,
+    counters,
+    fact,
+    measured,
+    number_in,
+    words_of,
+)
 from grpo_lab.analysis.logs.text import Text, last_exception, literal, parsed, patterns, tables
 from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES
 
 _PATTERNS = patterns("formats")
-
-
 _FILES = tables("files")["json"]
 COUNTED = (*STEP_NAMES, *_FILES["counters"])
 """Counters that stand beside the metrics."""
@@ -34,25 +45,23 @@ COUNTED = (*STEP_NAMES, *_FILES["counters"])
 
 def read_json(text: Text) -> list[Table]:
     """A JSON document of Trainer, or one document a line. Raises LogError for damaged JSON."""
-    whole, known = literal(text.said) if text.first.startswith(("[{'", "{'")) else parsed(text.said), {}
+    whole = literal(text.said) if text.first.startswith(("[{'", "{'")) else parsed(text.said)
     if whole is None and not _PATTERNS["json"].match(text.first):
         return []
-    history = whole.get("log_history") if isinstance(whole, dict) else None
-    if isinstance(whole, dict) and isinstance(history, list):
+    if isinstance(whole, dict) and isinstance(history := whole.get("log_history"), list):
         known = {name: whole[name] for name in _FILES["settings"] if whole.get(name)}
-        whole = [row for row in history if isinstance(row, dict)]
-    if isinstance(whole, list) and all(isinstance(row, dict) for row in whole):
-        columns = columns_of(map(_metrics_of, whole))
-        kind, source = ("json", "") if history is None else ("log_history", "trl")
-        return [Table(columns, kind, source=source, settings=known)]
-    if isinstance(whole, dict) and (rows := _rows_of(whole)):
-        return [Table(columns_of(map(_metrics_of, rows)), "json")]
+        rows = [row for row in history if isinstance(row, dict)]
+        return _of_rows(rows, Table({}, "log_history", source="trl", settings=known))
+    if runs := _runs_of(whole):
+        return _of_runs(runs, "json")
+    if rows := _rows_of(whole):
+        return _of_rows(rows, Table({}, "json"))
     if whole is None and parsed(text.first) is None:
         raise LogError(f"{text.name}: damaged JSON, it ends or breaks off in the middle; give the whole file")
-    return [_of_lines(text)]
+    return _of_lines(text)
 
 
-def _of_lines(text: Text) -> Table:
+def _of_lines(text: Text) -> list[Table]:
     """One document a line; of `events.jsonl` without those that a resume replaced, as `events.lineage` says."""
     trees: list[Any] = []
     for line in filter(str.strip, text.said.split("\n")):
@@ -61,13 +70,14 @@ def _of_lines(text: Text) -> Table:
             del trees[tree["kept"] :]
         trees.append(tree)
     known = [tree for tree in trees if isinstance(tree, dict)]
-    columns = columns_of(_metrics_of(tree) for tree in known if "event" not in tree or "metrics" in tree)
+    rows = [tree for tree in known if "event" not in tree or "metrics" in tree]
     notes = _notes_on([place for place, tree in enumerate(trees) if not isinstance(tree, dict)], len(trees), text.name)
     events = [tree for tree in known if "event" in tree and "metrics" in tree]
     if not events:
-        return Table(columns, "json_lines", notes)
+        return _of_rows(rows, Table({}, "json_lines", notes))
     updates = max(1, *(int(tree.get("updates", 1)) for tree in events))
-    return Table(columns, "own_run", notes, source="grpo_lab", updates_a_row=updates)
+    columns = columns_of(map(_metrics_of, rows))
+    return [Table(columns, "own_run", notes, source="grpo_lab", updates_a_row=updates)]
 
 
 def _notes_on(broken: list[int], count: int, name: str) -> Sequence[Fact]:
@@ -83,11 +93,45 @@ def _notes_on(broken: list[int], count: int, name: str) -> Sequence[Fact]:
     return notes
 
 
-def _rows_of(tree: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows in one JSON object: a list of them, one list a metric, or one object a step; none in another."""
+def _of_rows(rows: Sequence[dict[str, Any]], about: Table) -> list[Table]:
+    """A table of rows; one for each run where columns as `seed` tell apart the rows of a step."""
+    named = [*map(_label, rows)]
+    step = next((name for row in rows for name in counters(row)), "")
+    steps = [str(row.get(step)) for row in rows]
+    alone, together, most = len({*zip(named, steps, strict=True)}), len({*steps}), len(rows)
+    if not step or 10 * (alone - together) < most or 10 * alone < 9 * most or 6 * len({*named}) > most:
+        return [replace(about, metrics=columns_of(map(_metrics_of, rows)))]
+    runs = {run: [row for row, name in zip(rows, named, strict=True) if name == run] for run in dict.fromkeys(named)}
+    tables = _of_runs({run: columns_of(map(_metrics_of, own)) for run, own in runs.items()}, about.format, about.notes)
+    return [replace(table, source=about.source, settings=about.settings) for table in tables]
+
+
+def _runs_of(tree: Any) -> dict[str, Columns]:
+    """The columns of each run in a JSON document of several runs that log the same; none in another."""
+    names = [*map(_label, tree)] if isinstance(tree, list) else []
+    names = names if len({*names}) == len(names) else [*map(str, range(len(names)))]
+    parts = tree if isinstance(tree, dict) else dict(zip(names, tree if names else (), strict=True))
+    rows = {name: _rows_of(part) for name, part in parts.items() if not words_of(name)[1]}
+    runs = {name: columns_of(map(_metrics_of, own)) for name, own in rows.items() if len(own) > 5}
+    kinds = {frozenset(measured(columns)) for columns in runs.values()}
+    of_steps = any(map(str.isdigit, runs)) and not all(map(counters, runs.values()))  # the samples of a step
+    if len(runs) > 1 and len(kinds) == 1 and all(kinds) and not of_steps:
+        return runs
+    return next(filter(None, map(_runs_of, tree.values())), {}) if isinstance(tree, dict) else {}
+
+
+def _label(row: Any) -> str:
+    """What tells the run of a row or a part of a JSON document, as "seed 3"; empty if nothing does."""
+    found = [(name, row[name]) for name in _FILES["labels"] if name in row] if isinstance(row, dict) else []
+    return " ".join(str(value) if number_in(value) is None else f"{name} {value}" for name, value in found)
+
+
+def _rows_of(tree: Any) -> list[dict[str, Any]]:
+    """The rows in a JSON document: a list of them, one list a metric, or one object a step; none in another."""
+    if not isinstance(tree, dict):
+        return tree if isinstance(tree, list) and all(isinstance(row, dict) for row in tree) else []
     lists = {name: value for name, value in leaves(tree, "/") if isinstance(value, list) and value}
-    rows = [value for value in lists.values() if all(isinstance(each, dict) for each in value)]
-    if rows:
+    if rows := [value for value in lists.values() if all(isinstance(each, dict) for each in value)]:
         return max(rows, key=len)
     numbers = {name: value for name, value in lists.items() if any(number_in(each) is not None for each in value)}
     if numbers:
@@ -123,8 +167,11 @@ any file may end with "ratio"."""
 
 
 def read_table(text: Text) -> list[Table]:
-    """The longest table in a text, as Markdown, pandas and rich print it: a line of names over lines of numbers."""
-    found: dict[str, list[list[str]]] = {}
+    """The tables with rewards in a text, or else the longest, as Markdown, pandas and rich print them.
+
+    A table is a line of names over lines of numbers; those with the same names are one.
+    """
+    found: dict[str, list[str]] = {}
     cells: list[str] = []
     if any(record_forms(text.said)):  # a trainer printed samples in tables between its records
         return []
@@ -138,13 +185,19 @@ def read_table(text: Text) -> list[Table]:
             cells = row
             found.setdefault("\t".join(cells), [])
         elif cells and len(row) - len(cells) in (0, 1) and 2 * len(numbers) > len(row) and "".join(row):
-            found["\t".join(cells)].append(row[len(row) - len(cells) :])  # pandas numbers the rows
+            own = row[len(row) - len(cells) :]  # pandas numbers the rows
+            found["\t".join(cells)].append(
+                "\t".join("" if _PATTERNS["empty"].fullmatch(cell) else cell for cell in own)
+            )
         else:
             cells = []
-    names, rows = max(found.items(), key=lambda table: len(table[1]), default=("", []))
-    empty = [["" if _PATTERNS["empty"].fullmatch(cell) else cell for cell in row] for row in rows]
-    tables = read_csv(replace(text, said="\n".join([names, *map("\t".join, empty)]) + "\n")) if rows else []
-    return [replace(table, format="table") for table in tables]
+    least = max(1, min(3, max(map(len, found.values()), default=0)))
+    said = {name: rows for name, rows in found.items() if len(rows) >= least}
+    with_reward = [name for name, rows in said.items() if "reward" in choose(name.split("\t")) and len(rows) > 5]
+    kept = with_reward or sorted(said, key=lambda name: len(said[name]))[-1:]
+    read = [table for name in kept for table in read_csv(replace(text, said="\n".join([name, *said[name]]) + "\n"))]
+    left = [fact("other_tables", count=len(said) - len(kept))] if len(said) > len(kept) else []
+    return [replace(table, format="table", notes=[*table.notes, *left]) for table in read]
 
 
 def _cells(line: str) -> list[str]:
@@ -175,8 +228,8 @@ def read_csv(text: Text) -> list[Table]:
         return _of_panel(*_read(text, separator), names[0])
     if not choose(names) or any(map(_PATTERNS["no_name"].search, names)):
         return []
-    columns, notes = _read(text, separator)
-    return [Table(columns, "csv", notes, hides_nan=_of_a_callback(columns))]
+    rows, notes = _read(text, separator)
+    return _of_rows(rows, Table({}, "csv", notes))
 
 
 def together(tables: Sequence[Table]) -> list[Table]:
@@ -199,20 +252,11 @@ def _of_runs(runs: dict[str, Columns], format: str, notes: Sequence[Fact] = (), 
     if len(runs) > 1:
         told = {"count": len(runs), "names": ", ".join(runs)}
         notes = [*notes, fact("runs_in_folder", **told) if in_folder else fact("runs_in_export", **told)]
-    return [
-        Table(columns, format, notes, hides_nan=_of_a_callback(columns), one_run=True, name=name)
-        for name, columns in runs.items()
-        if choose(columns)
-    ]
+    return [Table(columns, format, notes, one_run=True, name=name) for name, columns in runs.items() if choose(columns)]
 
 
-def _of_a_callback(names: Iterable[str]) -> bool:
-    """Whether names have the prefix of the callbacks of Hugging Face's Trainer."""
-    return any(name.startswith(PREFIXES[0]) for name in names)
-
-
-def _read(text: Text, separator: str) -> tuple[Columns, list]:
-    """The columns of a CSV, and a note if its last row is cut. An empty cell was not logged; the text nan is NaN."""
+def _read(text: Text, separator: str) -> tuple[list[dict[str, Any]], list[Fact]]:
+    """The rows of a CSV, and a note if its last row is cut. An empty cell was not logged; the text nan is NaN."""
     lines, damaged = text.said.lstrip("\n").split("\n"), "damaged CSV, {}; give the file as it was exported"
     try:
         names, *rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
@@ -227,11 +271,15 @@ def _read(text: Text, separator: str) -> tuple[Columns, list]:
         rows.pop()
         notes.append(fact("cut"))
     names = [name.strip() for name in names]
-    return columns_of(dict(zip(names, row, strict=False)) for row in rows), notes
+    half = len(names) // 2
+    if names[:half] == names[half:]:  # a long table in two halves beside each other
+        rows = [row[:half] for row in rows] + [row[half:] for row in rows]
+    return [dict(zip(names, row, strict=False)) for row in rows], notes
 
 
-def _of_panel(columns: Columns, notes: list, axis: str) -> list[Table]:
+def _of_panel(rows: list[dict[str, Any]], notes: list[Fact], axis: str) -> list[Table]:
     """The runs in a W&B panel, whose names are "run - metric", without the bounds."""
+    columns = columns_of(rows)
     if axis not in STEP_NAMES:
         notes = [*notes, fact("no_axis", axis=repr(axis))]
     runs: dict[str, Columns] = {}
@@ -242,13 +290,13 @@ def _of_panel(columns: Columns, notes: list, axis: str) -> list[Table]:
     return _of_runs(runs, "wandb_panel", notes)
 
 
-def _of_curve(columns: Columns, notes: list, name: str) -> list[Table]:
+def _of_curve(rows: list[dict[str, Any]], notes: list[Fact], name: str) -> list[Table]:
     """The one curve of TensorBoard's export, whose metric stands in the file's name. Raises LogError if it does not."""
     if not (found := named_in(PurePath(name).name)):
         raise LogError(tables("files")["errors"]["no_curve"].format(name=name))
     run, metric = found
     new = {"step": "step", "value": metric}
-    own = {new[key.lower()]: column for key, column in columns.items() if key.lower() in new}
+    own = {new[key.lower()]: column for key, column in columns_of(rows).items() if key.lower() in new}
     return _of_runs({run: own}, "tensorboard_csv", notes)
 
 

@@ -46,8 +46,8 @@ _USELESS, _FINITE = re.compile(_NAMES["unread"]["useless"]), re.compile(_NAMES["
 _NEAR = {metric: re.compile(words) for metric, words in _NAMES["near"].items()}
 MEASURED = frozenset((*_NAMES["near"], "reward_std", HELD_OUT))
 """Measures of a step; settings as learning_rate and beta are printed elsewhere too."""
-_GIVEN: ContextVar[tuple[Mapping[str, str], set[str]]] = ContextVar("given", default=({}, set()))
-"""The names that are given for metrics, and those of them that the log has."""
+_GIVEN: ContextVar[Mapping[str, str]] = ContextVar("given", default={})  # noqa: B039
+"""The names that are given for metrics."""
 
 
 class Meaning(NamedTuple):
@@ -62,14 +62,13 @@ def given(names: Mapping[str, str], read: Callable[[], list["Log"]]) -> list["Lo
     for metric in names:
         if metric not in METRICS:
             raise unknown("metric", metric, METRICS, LogError)
-    there: set[str] = set()
-    token = _GIVEN.set((names, there))
+    token = _GIVEN.set(names)
     try:
         found = read()
     finally:
         _GIVEN.reset(token)
     for metric, name in names.items():
-        if name not in there:
+        if not any(metric in log.metrics for log in found):
             left = ", ".join(found[-1].unread) or "none"
             raise LogError(f"the log has no column {name!r} for {metric}; columns that were not read: {left}")
     return found
@@ -136,10 +135,10 @@ def choose(names: Iterable[str], source: str = "") -> dict[str, str]:
     known = [(found, name) for name in logged.values() if (found := meaning(name))]
     ranked = sorted(known, key=lambda each: each[0].rank, reverse=True)
     best = {found.metric: name for found, name in ranked if not (cumulative and found.metric == CUMULATIVE)}
-    wanted, there = _GIVEN.get()
+    wanted = _GIVEN.get()
     asked = {metric: name for metric, name in wanted.items() if name in logged.values()}
-    there.update(asked.values())
-    chosen = {metric: name for metric, name in best.items() if name not in asked.values()} | asked
+    chosen = {metric: name for metric, name in best.items() if metric not in wanted and name not in asked.values()}
+    chosen |= asked
     # TRL's names are as long, as in reward/std; an objective of ours has a KL and a reward.
     objectives = [name.removeprefix("kl/") for name in logged if name.startswith("kl/") and name not in METRICS]
     each = [of_objective(metric, one) for one in objectives if f"reward/{one}" in logged for metric in METRICS]
@@ -289,11 +288,6 @@ class Log:
         known = [f"{name} {curve.median():.3g}" for name, curve in own.items() if curve is not None]
         return ", ".join(known) if metric in self.metrics and metric != of_run(metric) else ""
 
-    @property
-    def frame(self) -> pd.DataFrame:
-        """One row a step, one column a metric; NaN also for values that were not logged."""
-        return pd.DataFrame(dict(self.metrics), index=pd.Index(self.steps, name="step")).reset_index()
-
 
 @dataclass(frozen=True)
 class Table(Log):
@@ -383,8 +377,11 @@ def log_of(table: Table) -> Log:
 
     Where no source is given, or TRL, the names may tell another one that uses the same Trainer.
     """
-    columns = {name: column for name, column in table.metrics.items() if len(column)}
-    chosen = choose(columns, table.source)
+    # Of two names of a metric the one with more values counts.
+    logged = sorted(table.metrics.items(), key=lambda each: -len(each[1]))
+    columns = {name: column for name, column in logged if len(column)}
+    often = {name: column for name, column in columns.items() if 4 * len(column) >= table.size}
+    chosen = choose(columns, table.source) | choose(often, table.source)
     logged = _steps(columns, chosen)
     counted = pd.Series(np.arange(table.size, dtype=np.float64) * (table.count_by or 1) + table.count_by)
     steps = counted if logged is None else logged
@@ -395,29 +392,32 @@ def log_of(table: Table) -> Log:
             broken = {step for series in own for step in series.index[series.isna().to_numpy()]}
             mean = pd.concat(own, axis=1).mean(axis=1)  # of the objectives that a step has: they may take turns
             metrics[metric] = mean.where(~mean.index.isin(broken)).rename(metric)
-    for name in _in_another_unit(metrics):
+    for name in (strange := _not_measured(metrics)):
         del metrics[name], chosen[name]
     by_function = reward_functions(columns, chosen.values())
     functions = {name: _by_step(columns[column], steps, name) for name, column in by_function.items()}
-    told = []
+    told = [fact("not_measured", names=", ".join(strange))]
     if functions and "reward" not in metrics and not any(_PATTERNS["function"].match(bare(name)) for name in columns):
         parts = pd.concat(functions, axis=1)
         metrics["reward"] = parts.sum(axis=1, skipna=False).rename("reward")
-        told = [fact("summed", names=", ".join(by_function.values()))]
+        told.append(fact("summed", names=", ".join(by_function.values())))
     repeated = [(int(series.index.duplicated().sum()), _by_parts(series)) for series in metrics.values()]
     again, by_parts = max(repeated, default=(0, False))
-    if again:
-        told.append(fact("averaged", count=f"{again:,}") if by_parts else fact("repeated", count=f"{again:,}"))
     source = table.source
     if source in ("", "trl"):  # a Trainer's epochs are no whole numbers
         whole = [name for name, values in columns.items() if name == "epoch" and (values == np.floor(values)).all()]
         source = source_of(columns.keys() - whole) or source
     if table.format == "console" and source == "trl":  # Trainer prints dictionaries alone
         source = ""
-    left = unread(columns, (*chosen.values(), *by_function.values()))
+    by_callback = table.format in _NAMES["exports"] and any(name.startswith(PREFIXES[0]) for name in columns)
+    left = unread(often, (*chosen.values(), *by_function.values()))
     others = [name for name in columns if name not in chosen.values() and not words_of(name)[1]]
     broken = [name for name in others if columns[name].isna().mean() > 0.5 and _FINITE.search(words_of(name)[0])]
-    notes = [*table.notes, *told]
+    same = [f"{name} = {each.iloc[0]:g}" for name, each in functions.items() if len(each) > 2 and each.nunique() == 1]
+    told += [fact("constant", names=", ".join(same)), fact("nan", names=", ".join(broken))]
+    notes = [*table.notes, *(each for each in told if dict(each.values)["names"])]
+    if again:
+        notes.append(fact("averaged", count=f"{again:,}") if by_parts else fact("repeated", count=f"{again:,}"))
     if logged is None:
         logged = columns.get("epoch", pd.Series(dtype=np.float64))
         by = [fact("counted_by", steps=table.count_by)] if table.count_by > 1 else [fact("counted")]
@@ -425,8 +425,8 @@ def log_of(table: Table) -> Log:
     return replace(
         table,
         metrics={name: _one_a_step(series) for name, series in metrics.items()},
-        hides_nan=table.hides_nan or source in TRAINERS,
-        notes=(*notes, *_on_unread(left, chosen, source), *([fact("nan", names=", ".join(broken))] if broken else [])),
+        hides_nan=table.hides_nan or source in TRAINERS or by_callback,
+        notes=(*notes, *_on_unread(left, chosen, source)),
         source=source,
         functions={name: _one_a_step(series) for name, series in functions.items()},
         unread=left,
@@ -434,18 +434,29 @@ def log_of(table: Table) -> Log:
     )
 
 
-def _in_another_unit(metrics: dict[str, pd.Series]) -> list[str]:
-    """The metrics whose values are no nats of a token and no share; an entropy that is a loss gets its sign back."""
+def _not_measured(metrics: dict[str, pd.Series]) -> list[str]:
+    """The metrics in another unit than nats of a token or a share; an entropy that is a loss gets its sign back.
+
+    So are an entropy of 0 in every row beside gradients, which no policy that is certain of every token has, and
+    rewards without their mean, of which rounding alone is left.
+    """
     if "entropy" in metrics and metrics["entropy"].median() < 0:
         metrics["entropy"] = -metrics["entropy"]
-    return [name for name, most in _LIMITS["most"].items() if name in metrics and metrics[name].median() > most]
+    found = [name for name, most in _LIMITS["most"].items() if name in metrics and metrics[name].median() > most]
+    entropy, norm, reward = metrics.get("entropy"), metrics.get("grad_norm"), metrics.get("reward")
+    if reward is not None and reward.abs().median() > 0 and reward.abs().max() < _LIMITS["rounding"]:
+        found.append("reward")
+    if entropy is not None and norm is not None and not entropy.any() and norm.median() > 0:
+        found.append("entropy")
+    return found
 
 
 def _begins_late(counts: NDArray[np.float64]) -> bool:
     """Whether rows are missing before the first step; one row alone may be of a log of every 5th step."""
     if len(counts) < 2:
         return any(count > 2 and count % 5 for count in counts)
-    return bool(counts[0] > max(1, np.median(np.diff(counts))))
+    least = 1 if (counts == np.floor(counts)).all() else 0  # a Trainer's epochs are shares
+    return bool(counts[0] > max(least, (2 - least) * np.median(np.diff(counts))))
 
 
 def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> Iterator[Fact]:
