@@ -161,6 +161,16 @@ def test_columns_that_name_no_run_split_no_log(write):
         rows = [{"step": step, "seed": seed(step), "reward": step / 16, "kl": 0.01} for step in range(16)]
         (log,) = logs.read_runs(write("log.jsonl", lines_of(rows)))
         assert len(log.steps) == 16 and not log.name
+    samples = [{"step": step, "name": f"{step}-{at}", "reward": at / 4} for step in range(16) for at in range(4)]
+    (log,) = logs.read_runs(write("log.jsonl", lines_of(samples)))
+    assert len(log.steps) == 16 and not log.name, "four completions of each step, each with a name"
+
+
+def test_the_samples_of_a_step_are_no_run(write):
+    """As a list of steps that holds the reward of each completion, and the loss of the step."""
+    steps = [{"rewards": [0.1 * at for at in range(8)], "loss": 0.01 * step} for step in range(10)]
+    (log,) = logs.read_runs(write("log.json", json.dumps(steps)))
+    assert log.metrics["loss"].tolist() == [0.01 * step for step in range(10)]
 
 
 def test_cells_that_are_about_a_number_and_tables_that_are_left_out(write):

@@ -129,6 +129,13 @@ def test_a_crash_and_a_missing_beginning_are_told():
     assert "OSError: [Errno 28]" in said and "begins at step 300" in said
 
 
+def test_the_level_of_a_noisy_curve_is_a_mean_of_more_rows():
+    """Three rows of thirty-six that happen to be high are not where a reward ends."""
+    noisy = [0.2 + 0.03 * step + 0.45 * (-1) ** (step // 2) for step in range(33)] + [2.0, 2.1, 2.0]
+    end = float(story(Log({"reward": pd.Series(noisy, index=range(1, 37))}), "en").split("→ ")[1].rstrip("."))
+    assert end < 1.7
+
+
 def test_a_slope_that_is_never_sure_between_two_levels_is_a_decline():
     noise = np.random.default_rng(1).normal(0, 0.2, 120)
     assert "slow decline" in told(reward=np.linspace(0.6, 0.4, 120) + noise)
