@@ -364,6 +364,9 @@ def test_a_flat_reward_of_twenty_steps_is_never_nothing_wrong():
     moved = flat.loc[flat.index.repeat(2)].reset_index(drop=True).assign(kl=[0.01 * step for step in range(40)])
     assert diagnose(moved).verdict == "reward-unmoved"
     assert diagnose(moved[:20]).verdict == NOT_ENOUGH
+    surer = moved.assign(kl=1e-4, entropy=[0.9 - 0.02 * step for step in range(40)])
+    assert diagnose(surer).verdict == "reward-unmoved"
+    assert diagnose(surer.assign(reward=surer["reward"] + 0.53)).verdict == NOT_ENOUGH, "nearly solved"
     assert diagnose(flat.assign(reward=[0.2 + 0.02 * step for step in range(20)])).verdict == HEALTHY
 
 
@@ -375,13 +378,23 @@ def test_a_reward_that_stays_at_its_best_did_not_break():
     assert diagnose(low).verdict == "fell-at-once"
 
 
-def test_what_is_cut_off_is_masked_only_if_most_steps_train_nothing():
-    cut = [0.97] * 10
-    some = [0.0 if step in (6, 7) else 1.2 for step in range(10)]
-    most = [1.2 if step in (0, 5) else 0.0 for step in range(10)]
-    equal = {"completions__clipped_ratio": cut, "frac_reward_zero_std": [0.7] * 10}
-    assert named(logged(**equal, grad_norm=some))[0] == "never-ends"
-    assert named(logged(**equal, grad_norm=most))[0] == "masked-away"
+@pytest.mark.parametrize(
+    ("cause", "metric", "values"),
+    [
+        ("certain-from-the-start", "frac_reward_zero_std", [0.0] * 10),
+        ("at-the-limit", "reward", GOOD["reward"]),
+        ("masked-away", "grad_norm", [1.2] * 6 + [0.0] * 2 + [1.2] * 2),
+        ("lost-unscale", "grad_norm", [1148, 700, 420, 300, 250, 181, 260, 240, 200, 190]),
+        ("stale-rollouts", "clip_ratio/region_mean", [0.0] + [0.07] * 9),
+        ("loss-near-zero", "loss", [0.0] * 9 + [-9.0]),
+    ],
+)
+def test_a_curve_that_speaks_against_a_cause_rules_it_out(cause, metric, values):
+    """Each was named in a published log whose author, or whose other curves, told otherwise."""
+    base = curves_of(cause)
+    for shown, there in ((base, True), (base | {metric: values}, False)):
+        findings = diagnose(pd.DataFrame(shown)).findings
+        assert (cause in [found.cause.name for found in findings]) == there
 
 
 @pytest.mark.parametrize(("steps", "late"), [(4, False), (20, True)])

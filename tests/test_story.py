@@ -136,6 +136,14 @@ def test_the_level_of_a_noisy_curve_is_a_mean_of_more_rows():
     assert end < 1.7
 
 
+def test_the_peak_of_a_few_rows_is_told():
+    few = [
+        story(Log({"reward": pd.Series(values, index=(10, 20, 30))}), "en")
+        for values in ([0.1, 0.7, 0.3], [0.1, 0.3, 0.3])
+    ]
+    assert "reached 0.7 in step 20" in few[0] and "reached" not in few[1]
+
+
 def test_a_slope_that_is_never_sure_between_two_levels_is_a_decline():
     noise = np.random.default_rng(1).normal(0, 0.2, 120)
     assert "slow decline" in told(reward=np.linspace(0.6, 0.4, 120) + noise)

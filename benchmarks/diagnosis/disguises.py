@@ -218,10 +218,8 @@ class Result:
 def judged(name: str, seed: int, folder: Path) -> list[Result]:
     """A scenario's run in every disguise."""
     config = scenario(name).config().with_("run.device=cpu", "run.threads=1", f"run.seed={seed}")
-    log = logs.from_events(Session(config, folder / "run").run().events)
-    steps = pd.Index(log.steps + 1, name="step")  # as nearly everybody counts
-    frame = pd.DataFrame({name: curve.set_axis(curve.index + 1) for name, curve in log.metrics.items()}, steps)
-    frame = frame.reset_index()
+    frame = pd.DataFrame(dict(logs.from_events(Session(config, folder / "run").run().events).metrics))
+    frame.insert(0, "step", frame.index + 1)  # as nearly everybody counts
     return [_judged(name, kind, disguise, frame, folder) for kind, disguise in DISGUISES.items()]
 
 

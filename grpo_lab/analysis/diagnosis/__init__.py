@@ -43,10 +43,10 @@ def diagnose(
     """
     if isinstance(source, str | Path):
         found = [*map(_diagnosed, logs.read_runs(source, metrics))]
-        last, place, few = found[-1].log, len(found) - 1, rules.tables("story")["lacking"]["few_steps"]["least"]
-        if len(last.steps) < few and not last.crash:
-            long = [at for at, each in enumerate(found) if len(each.log.steps) >= 3 * len(last.steps)]
-            place = [place, *long][-1]
+        place, last = len(found) - 1, found[-1].log
+        if len(last.steps) < rules.tables("story")["lacking"]["few_steps"]["least"] and not last.crash:
+            longer = [at for at, each in enumerate(found) if len(each.log.steps) >= 3 * len(last.steps)]
+            place = longer[-1] if longer else place
         return replace(found.pop(place), earlier=tuple(found), number=place + 1)
     if isinstance(source, pd.DataFrame):
         source = logs.from_frame(source, metrics)

@@ -230,10 +230,6 @@ class Diagnosis:
         warning = "warning_before" if self.log.crash else "warning"
         return said if first.cause.level == "failure" else word(warning, said=said)
 
-    def happened(self, language: str = ENGLISH) -> str:
-        """What happened to the run, in one sentence."""
-        return story(self.log, language)
-
     def text(self, name: str = "") -> str:
         """The whole diagnosis in the user's language, as `grpo-lab diagnose` prints it.
 
@@ -257,7 +253,7 @@ class Diagnosis:
         algorithm = rules.algorithm_in(log) and word.because(rules.algorithm_in(log), told, "comma")
         rows = [[word(f"column.{name}") for name in HEAD]]
         rows += [_row(each, log, word) for each in first.evidence] if first else []
-        values |= {"found": self, "log": log, "first": first, "evidence": rows}
+        values |= {"found": self, "log": log, "first": first, "story": story, "evidence": rows}
         values |= {
             "rules": rules.tables("story")["lacking"],
             "trainer": rules.TRAINERS["names"].get(log.source),
@@ -299,7 +295,7 @@ class Diagnosis:
         return encodable(
             {
                 "verdict": self.verdict,
-                "happened": self.happened(),
+                "happened": story(log, ENGLISH),
                 "log": about,
                 "findings": [_tree_of(finding, log) for finding in self.findings],
                 "possible": possible,
@@ -320,10 +316,11 @@ def _row(evidence: rules.Evidence, log: Log, word: Words) -> list[str]:
     numbers = [f"{evidence.value:.4g}", f"{evidence.last:.4g}" if measured else ""]
     most = _LIMITS["widest"]
     named = evidence.metric if len(evidence.metric) <= most else evidence.metric[: most - 1] + "…"
+    lower, upper = evidence.healthy
     low, high = (f"{bound:g}" if math.isfinite(bound) else "" for bound in evidence.healthy)
     healthy = word("finite") if measured and not (low or high) else ""
-    least, most = evidence.healthy
-    if (low or high) and not least <= min(evidence.value, evidence.last) <= max(evidence.value, evidence.last) <= most:
+    inside = lower <= min(evidence.value, evidence.last) and max(evidence.value, evidence.last) <= upper
+    if (low or high) and not inside:  # a value inside is seen by another limit
         healthy = word("range", low=low, high=high) if low and high else f">= {low}" if low else f"<= {high}"
     return [str(evidence.step), named, *numbers, healthy, word.symptom(evidence, log.medians(evidence.metric))]
 

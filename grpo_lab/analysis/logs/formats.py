@@ -151,7 +151,7 @@ def _metrics_of(tree: dict[str, Any]) -> dict[str, Any]:
     inner = next((tree[key] for key in ("metrics", "data") if isinstance(tree.get(key), dict)), None)
     if inner is not None:
         tree = {**{name: value for name, value in tree.items() if name in COUNTED}, **inner}
-    texts = {name: value for name, value in tree.items() if isinstance(value, str)}
+    texts = {name: value for name, value in tree.items() if name in COUNTED and isinstance(value, str)}
     counted = {name: value.partition("/")[0] for name, value in texts.items() if _PATTERNS["of"].match(value)}
     found = dict(leaves(tree | counted, "/"))
     held_out = any(str(tree.get(key)).lower().startswith(("eval", "val", "test")) for key in _FILES["kinds"])

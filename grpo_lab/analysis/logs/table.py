@@ -46,8 +46,8 @@ _USELESS, _FINITE = re.compile(_NAMES["unread"]["useless"]), re.compile(_NAMES["
 _NEAR = {metric: re.compile(words) for metric, words in _NAMES["near"].items()}
 MEASURED = frozenset((*_NAMES["near"], "reward_std", HELD_OUT))
 """Measures of a step; settings as learning_rate and beta are printed elsewhere too."""
-_GIVEN: ContextVar[Mapping[str, str]] = ContextVar("given", default={})  # noqa: B039
-"""The names that are given for metrics."""
+_GIVEN: ContextVar[tuple[Mapping[str, str], set[str]]] = ContextVar("given", default=({}, set()))
+"""The names that are given for metrics, and those of them that the log has."""
 
 
 class Meaning(NamedTuple):
@@ -62,13 +62,14 @@ def given(names: Mapping[str, str], read: Callable[[], list["Log"]]) -> list["Lo
     for metric in names:
         if metric not in METRICS:
             raise unknown("metric", metric, METRICS, LogError)
-    token = _GIVEN.set(names)
+    there: set[str] = set()
+    token = _GIVEN.set((names, there))
     try:
         found = read()
     finally:
         _GIVEN.reset(token)
     for metric, name in names.items():
-        if not any(metric in log.metrics for log in found):
+        if name not in there:
             left = ", ".join(found[-1].unread) or "none"
             raise LogError(f"the log has no column {name!r} for {metric}; columns that were not read: {left}")
     return found
@@ -135,10 +136,10 @@ def choose(names: Iterable[str], source: str = "") -> dict[str, str]:
     known = [(found, name) for name in logged.values() if (found := meaning(name))]
     ranked = sorted(known, key=lambda each: each[0].rank, reverse=True)
     best = {found.metric: name for found, name in ranked if not (cumulative and found.metric == CUMULATIVE)}
-    wanted = _GIVEN.get()
+    wanted, there = _GIVEN.get()
     asked = {metric: name for metric, name in wanted.items() if name in logged.values()}
-    chosen = {metric: name for metric, name in best.items() if metric not in wanted and name not in asked.values()}
-    chosen |= asked
+    there.update(asked.values())
+    chosen = {metric: name for metric, name in best.items() if name not in asked.values()} | asked
     # TRL's names are as long, as in reward/std; an objective of ours has a KL and a reward.
     objectives = [name.removeprefix("kl/") for name in logged if name.startswith("kl/") and name not in METRICS]
     each = [of_objective(metric, one) for one in objectives if f"reward/{one}" in logged for metric in METRICS]
@@ -378,8 +379,8 @@ def log_of(table: Table) -> Log:
     Where no source is given, or TRL, the names may tell another one that uses the same Trainer.
     """
     # Of two names of a metric the one with more values counts.
-    logged = sorted(table.metrics.items(), key=lambda each: -len(each[1]))
-    columns = {name: column for name, column in logged if len(column)}
+    by_length = sorted(table.metrics.items(), key=lambda each: -len(each[1]))
+    columns = {name: column for name, column in by_length if len(column)}
     often = {name: column for name, column in columns.items() if 4 * len(column) >= table.size}
     chosen = choose(columns, table.source) | choose(often, table.source)
     logged = _steps(columns, chosen)
@@ -410,7 +411,8 @@ def log_of(table: Table) -> Log:
     if table.format == "console" and source == "trl":  # Trainer prints dictionaries alone
         source = ""
     by_callback = table.format in _NAMES["exports"] and any(name.startswith(PREFIXES[0]) for name in columns)
-    left = unread(often, (*chosen.values(), *by_function.values()))
+    said = often if table.format == "console" else columns  # a console has lines about other things
+    left = unread(said, (*chosen.values(), *by_function.values()))
     others = [name for name in columns if name not in chosen.values() and not words_of(name)[1]]
     broken = [name for name in others if columns[name].isna().mean() > 0.5 and _FINITE.search(words_of(name)[0])]
     same = [f"{name} = {each.iloc[0]:g}" for name, each in functions.items() if len(each) > 2 and each.nunique() == 1]
@@ -435,10 +437,9 @@ def log_of(table: Table) -> Log:
 
 
 def _not_measured(metrics: dict[str, pd.Series]) -> list[str]:
-    """The metrics in another unit than nats of a token or a share; an entropy that is a loss gets its sign back.
+    """The metrics in another unit, rewards of which rounding is left, and an entropy of 0 beside gradients.
 
-    So are an entropy of 0 in every row beside gradients, which no policy that is certain of every token has, and
-    rewards without their mean, of which rounding alone is left.
+    A name that the user gave stays. An entropy that is a loss gets its sign back.
     """
     if "entropy" in metrics and metrics["entropy"].median() < 0:
         metrics["entropy"] = -metrics["entropy"]
@@ -448,15 +449,16 @@ def _not_measured(metrics: dict[str, pd.Series]) -> list[str]:
         found.append("reward")
     if entropy is not None and norm is not None and not entropy.any() and norm.median() > 0:
         found.append("entropy")
-    return found
+    return [name for name in found if name not in _GIVEN.get()[0]]
 
 
 def _begins_late(counts: NDArray[np.float64]) -> bool:
     """Whether rows are missing before the first step; one row alone may be of a log of every 5th step."""
     if len(counts) < 2:
         return any(count > 2 and count % 5 for count in counts)
-    least = 1 if (counts == np.floor(counts)).all() else 0  # a Trainer's epochs are shares
-    return bool(counts[0] > max(least, (2 - least) * np.median(np.diff(counts))))
+    pace = float(np.median(np.diff(counts)))
+    whole = (counts == np.floor(counts)).all()  # a Trainer's epochs are shares
+    return bool(counts[0] > (max(1, pace) if whole else 2 * pace))
 
 
 def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> Iterator[Fact]:

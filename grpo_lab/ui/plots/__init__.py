@@ -231,8 +231,9 @@ def _results(runs: Mapping[str, Iterable[Event]]) -> Iterator[str]:
             yield f"{name} {status_words(screen.status)}"
 
 
-LETTERS = dict(zip([*Fate][1:], "risbhx?", strict=True))
-"""The letter of a cell whose failure was stopped on no seed: the most frequent fate, which is not STOPPED."""
+LETTERS = {Fate.REFUSED: "r", Fate.IDLE: "i", Fate.SHOWN: "s", Fate.BROKEN: "b", Fate.HALTED: "h"}
+LETTERS |= {Fate.CRASHED: "x", Fate.FAILED: "?"}
+"""The letter of a cell whose failure was stopped on no seed: the most frequent fate."""
 _SCALE = LinearSegmentedColormap.from_list("stopped", ["#F4F4F4", "#9CC7E4", BLUE])
 _NAMES, _CELL = 2.35, 0.27
 """Inches: room for the names of scenarios, and the height of a cell."""
