@@ -218,8 +218,9 @@ class Result:
 def judged(name: str, seed: int, folder: Path) -> list[Result]:
     """A scenario's run in every disguise."""
     config = scenario(name).config().with_("run.device=cpu", "run.threads=1", f"run.seed={seed}")
-    frame = pd.DataFrame(dict(logs.from_events(Session(config, folder / "run").run().events).metrics))
-    frame.insert(0, "step", frame.index + 1)  # as nearly everybody counts
+    log = logs.from_events(Session(config, folder / "run").run().events)
+    frame = pd.DataFrame(dict(log.metrics), pd.Index(log.steps, name="step")).reset_index()
+    frame["step"] += 1  # as nearly everybody counts
     return [_judged(name, kind, disguise, frame, folder) for kind, disguise in DISGUISES.items()]
 
 
@@ -230,9 +231,8 @@ def _judged(name: str, kind: str, disguise: Disguise, frame: pd.DataFrame, folde
     if len(rounded) < 2:
         return Result(name, kind, True, True, True, True)  # the run had ended by then
     path = folder / f"{name}.{disguise.suffix}"
-    rows = [
-        {theirs: row[own] for own, theirs in {"step": "step", **known}.items()} for row in rounded.to_dict("records")
-    ]
+    names = {"step": "step", **known}
+    rows = [{theirs: row[own] for own, theirs in names.items()} for row in rounded.to_dict("records")]
     path.write_text(disguise.write(rows), encoding="utf-8")
     bare = diagnose(
         rounded.assign(step=range(len(rounded))) if disguise.write is _lists else rounded
