@@ -12,13 +12,12 @@ import pytest
 from grpo_lab.config.catalog import scenario
 from grpo_lab.runs.outcome import outcome
 from grpo_lab.runs.session import Session
+from tests.test_scenarios import REFUSED_WHOLE
 
 SEEDS = (0, 1, 2)
 """A scenario may need another seed on another device: its random draws differ from the CPU's."""
 AT_ONCE = {"cuda": 12, "cpu": min(2, os.cpu_count() or 1)}
 PATIENCE = 400
-NOTHING_TO_LEARN = "single-generation"
-"""Its advantages are undefined in every step: the guards skip every update, and the run survives as it began."""
 pytestmark = pytest.mark.slow
 
 
@@ -89,5 +88,5 @@ def test_survives_under_the_stable_guards(runs, name, figures):
     figures["scenarios"] = {name: {"under stable": end(session)}}
     assert session.crash is None, session.crash
     assert session.status == "done", session.ended
-    assert (session.records["updates"].sum() > 0) == (name != NOTHING_TO_LEARN)
+    assert (session.records["updates"].sum() > 0) == (name not in REFUSED_WHOLE)
     assert not outcome(session.events).poisoned
