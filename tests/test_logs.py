@@ -199,6 +199,10 @@ def test_rewards_of_which_rounding_is_left_are_none(write):
         ("Traceback (most recent call last):\n  File 'a'\nqueue.Empty\n", "queue.Empty"),
         ("╭─ Traceback (most recent call last) ─╮\n│ a.py:1 in f │\n╰─────╯\nRuntimeError: 1\n", "RuntimeError: 1"),
         ("Traceback (most recent call last):\n  File 'a'", ""),
+        ("x\nRuntimeError: CUDA error: an assert\nCUDA kernel errors\n", "RuntimeError: CUDA error: an assert"),
+        ("a row\nKilled\n", "Killed"),
+        ("a row\nslurmstepd: error: JOB 3 CANCELLED\n", "slurmstepd: error: JOB 3 CANCELLED"),
+        ("the answer:\nNameError: x\nKilled it\n", ""),
     ],
 )
 def test_the_last_line_of_a_traceback(text, says):
