@@ -355,12 +355,14 @@ def test_a_setting_that_explains_it_is_the_first_suspect(suspect, given):
 
 
 def test_a_flat_reward_of_twenty_steps_is_never_nothing_wrong():
-    flat = pd.DataFrame({"reward": NOISY, "kl": [1e-4] * 20, "loss": [0.01] * 20, "grad_norm": [0.5] * 20})
+    flat = pd.DataFrame({"reward": NOISY, "kl": [0.005] * 20, "loss": [0.01] * 20, "grad_norm": [0.5] * 20})
     assert diagnose(flat).verdict == "learned-nothing"
     assert diagnose(flat[:15]).verdict == "learned-nothing", "its noise hides no rise"
     for rough in (flat[:11], flat[:15].assign(reward=[0.3 + 0.2 * (-1) ** step for step in range(15)])):
         short = diagnose(rough)
         assert short.verdict == NOT_ENOUGH and [lacks.key for lacks in short.lacking] == ["no_trend"]
+        assert diagnose(rough.assign(kl=3e-4)).verdict == "hardly-moved"
+        assert diagnose(rough.assign(kl=[6e-5 * step for step in range(len(rough))])).verdict == NOT_ENOUGH, "it begins"
     moved = flat.loc[flat.index.repeat(2)].reset_index(drop=True).assign(kl=[0.01 * step for step in range(40)])
     assert diagnose(moved).verdict == "reward-unmoved"
     assert diagnose(moved[:20]).verdict == NOT_ENOUGH
@@ -595,7 +597,8 @@ def test_an_infinite_kl_of_one_objective_keeps_its_name():
 
 
 def test_the_objective_that_is_left_out_is_named():
-    (found,) = diagnose(LOGS["objective-left-out"]).findings
+    found, also = diagnose(LOGS["objective-left-out"]).findings
+    assert (also.cause.name, also.objective) == ("hardly-moved", found.objective)
     assert [(each.metric, each.healthy) for each in found.evidence] == [("kl/H", (-0.01, 1)), ("kl", (-0.01, 1))]
 
 

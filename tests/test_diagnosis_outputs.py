@@ -103,7 +103,7 @@ def test_html_is_escaped_and_complete_in_each_language(monkeypatch):
     for part in ("The norm and the KL explode", "<table>", "learning_rate", "<details>"):
         assert part in shown
     little = diagnose([{"reward": 0.1}])
-    assert "Not enough to judge" in little._repr_html_() and "two of grad_norm" in little._repr_html_()
+    assert "Not enough to judge" in little._repr_html_() and "two or more of grad_norm" in little._repr_html_()
     monkeypatch.setenv("GRPO_LAB_LANG", "zh")
     for found, words in (
         (little, ["信息不足", "完整的诊断"]),
@@ -308,6 +308,17 @@ def test_callback_in_a_trainer_of_trl(tmp_path):
     made.train()
     assert callback.diagnosis and callback.diagnosis.findings
     assert callback.diagnosis.log.settings["beta"] == 0.0
+
+
+def test_what_began_before_the_cause_is_no_consequence():
+    """Groups without spread from step 4 on, and a reward that falls at the end."""
+    spread = {"frac_reward_zero_std": [0.2] * 4 + [0.9, 1.0] * 13, "entropy": [0.3] * 4 + [0.02] * 26}
+    rows = pd.DataFrame({"reward": [0.85 - 0.015 * step + 0.04 * (step % 2) for step in range(30)], **spread})
+    found = diagnose(rows)
+    assert found.verdict == "reward-collapse" and found.named[0].suspects[0].name == "lost-diversity"
+    assert "Also found, and before it:" in found.text() and "consequence" not in found.text()
+    later = diagnose(rows.assign(frac_reward_zero_std=[0.2] * 25 + [0.9] * 5, entropy=0.3))
+    assert later.verdict == "reward-collapse" and "and before it" not in later.text()
 
 
 def test_numbers_words_and_lines_of_a_sentence():

@@ -86,6 +86,21 @@ def told(language="en", first=1, crash="", **curves):
             id="one norm",
         ),
         pytest.param(
+            {"reward": LEVEL, "grad_norm": [0.01] * 90 + [1.9] * 30}, [], ["reached"], id="a norm of two usual values"
+        ),
+        pytest.param(
+            {"reward": LEVEL, "reward_std": [0.0, 0.0, 0.0, 0.3] * 30, "completions__mean_length": [256.0, 90.0] * 60},
+            ["in 75% of the rows no rewards differ", "the length is 256 tokens, its largest value, in 50% of the rows"],
+            [],
+            id="no spread, and the cap",
+        ),
+        pytest.param(
+            {"reward": FALL, "entropy": [0.3] * 20 + [0.02] * 100, "kl": [9.0] * 60 + [0.5] * 29 + [2.0] * 31},
+            ["entropy fell 0.3 → 0.02", "KL rose 0.5 → 2"],
+            ["KL fell"],
+            id="what moved long before the fall",
+        ),
+        pytest.param(
             {"reward": LEVEL, "grad_norm": [2e9] * 120}, ["is about 2e+09 throughout"], ["reached"], id="every norm"
         ),
         pytest.param({"reward": LEVEL, "frac_reward_zero_std": [1.0] * 120}, ["in no group"], [], id="no spread"),

@@ -687,15 +687,8 @@ def _distance(found: Tensor, wanted: Tensor) -> float:
     return float((found - factor * wanted).norm() / found.norm().clamp(min=1e-30))
 
 
-EACH: dict[str, Callable[..., Result]] = {
-    "temperature": temperature,
-    "ratio": ratio,
-    "reference": reference,
-    "kl value": kl_value,
-    "kl gradient": kl_gradient,
-    "equal rewards": equal_rewards,
-    "unscored": unscored,
-}
+_OF_EACH = (temperature, ratio, reference, kl_value, kl_gradient, equal_rewards, unscored)
+EACH: dict[str, Callable[..., Result]] = {check.__name__.replace("_", " "): check for check in _OF_EACH}
 """The checks of each objective, in the order of their lines."""
 WHOLE: dict[str, Callable[[Subject], Result]] = {
     "gradient": gradient,

@@ -127,12 +127,15 @@ def story(log: Log, language: str) -> str:
     word, chosen, reward = Words(language), rules.tables("story"), measures(log, "reward")
     main = next(key for key, rule in chosen["main"].items() if holds(rule, log=log, **reward))
     since = reward["fell_at"] if main in ("fell", "rose_and_fell") else None
-    found = [(key, rule["when"], measures(log, rule["of"], since)) for key, rule in chosen["companions"].items()]
-    told = [say(key, known) for key, rule, known in found if holds(rule, main=main, **known)]
-    told += [say(key, known) for key, known in _not_finite(log)]
+    told: list[tuple[str, str]] = []
+    for begin in dict.fromkeys((since, None)):  # a curve that is the same since the reward fell may have moved before
+        left = [(key, rule) for key, rule in chosen["companions"].items() if rule["of"] not in dict(told)]
+        found = [(key, rule, {"log": log, "main": main, **measures(log, rule["of"], begin)}) for key, rule in left]
+        told += [(rule["of"], say(key, known)) for key, rule, known in found if holds(rule["when"], **known)]
+    told += [("", say(key, known)) for key, known in _not_finite(log)]
     happened = say(main, reward)
     if told:
-        happened = word("story.with", said=happened, told=word("comma").join(told))
+        happened = word("story.with", said=happened, told=word("comma").join(said for _, said in told))
     crash = textwrap.shorten(log.crash, _LIMITS["crash"], placeholder=" …")
     end = {"step": next(iter(log.steps), 0), "crash": crash.rstrip(".")}
     ends = [say(key, end) for key, rule in chosen["ends"].items() if holds(rule, log=log, main=main, **reward)]
@@ -149,6 +152,8 @@ def measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
     known = {"count": len(values), "begin": float(values[0]), "end": float(values[-1]), "mean": float(values.mean())}
     known |= {"least": float(values.min()), "most": float(values.max()), "median": float(np.median(values))}
     known |= {"most_at": steps[int(values.argmax())], "usual": METRICS[name].high}
+    known |= {"at_most": float(np.mean(values == values.max())), "zeros": float(np.mean(np.abs(values) < 1e-6))}
+    known["ninth"] = float(np.quantile(values, 0.9))
     if found := course(values):
         known |= {key: steps[value] if key.endswith("_at") else value for key, value in found._asdict().items()}
         before = [value for step, value in zip(steps, values, strict=True) if since is not None and step < since]
@@ -253,12 +258,8 @@ class Diagnosis:
         algorithm = rules.algorithm_in(log) and word.because(rules.algorithm_in(log), told, "comma")
         rows = [[word(f"column.{name}") for name in HEAD]]
         rows += [_row(each, log, word) for each in first.evidence] if first else []
-        values |= {"found": self, "log": log, "first": first, "story": story, "evidence": rows}
-        values |= {
-            "rules": rules.tables("story")["lacking"],
-            "trainer": rules.TRAINERS["names"].get(log.source),
-            "algorithm": algorithm,
-        }
+        values |= {"found": self, "log": log, "first": first, "story": story, "evidence": rows, "algorithm": algorithm}
+        values |= {"rules": rules.tables("story")["lacking"], "trainer": rules.TRAINERS["names"].get(log.source)}
         remedies = [_advised(remedy, log.source, word) for remedy in first.remedies] if first else []
         return rendered(template, **values, remedies=remedies, cannot_show=list(self._cannot_show(word)))
 
@@ -277,16 +278,9 @@ class Diagnosis:
         docs/diagnose.md has the fields.
         """
         log = self.log
-        about = {
-            "format": log.format_in_words(),
-            "source": log.source,
-            "algorithm": rules.algorithm_in(log),
-            "steps": len(log.steps),
-            "metrics": list(log.metrics),
-            "settings": len(log.settings),
-            "crash": log.crash,
-            "notes": [note.said() for note in log.notes],
-        }
+        about: dict[str, Any] = {"format": log.format_in_words(), "source": log.source, "crash": log.crash}
+        about |= {"algorithm": rules.algorithm_in(log), "steps": len(log.steps), "metrics": list(log.metrics)}
+        about |= {"settings": len(log.settings), "notes": [note.said() for note in log.notes]}
         possible = [
             {"cause": each.cause.name, "step": each.step, "lacks": [missing.tree() for missing in each.lacks]}
             for each in self.possible

@@ -203,6 +203,10 @@ def _steps_of_bars(rows: Sequence[_Row]) -> list[int] | None:
         paces = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(known)]
         grows = 0 not in paces and sum(pace < 0 for pace in paces) <= len(paces) / 5  # it falls where a run begins
         if grows and 2 * count > len(rows):
+            every, rest = divmod(length, len(rows))
+            late = max(abs(step - every * (place + 1)) for place, step in known)
+            if not rest and late <= 2 * every and length - known[-1][1] <= every:  # a bar lags behind the rows
+                return [every * (place + 1) for place in range(len(rows))]
             at, steps = zip(*known, strict=True)
             pace = float(np.median(paces or [1]))
             inner = np.interp(range(len(rows)), at, steps)

@@ -114,6 +114,8 @@ def meaning(name: str) -> Meaning | None:
         fits = _IS["held_out"].search(words) and not _IS_NOT["held_out"].search(words)
         return Meaning(HELD_OUT, 100) if fits else None
     found = next((Meaning(metric, 100 + at) for at, (metric, is_) in enumerate(_MEANS) if is_.fullmatch(words)), None)
+    if not found and (remark := _PATTERNS["remark"].fullmatch(name)):  # as "reward (Q3)"
+        return meaning(remark["name"])
     if found or len(rest) < 2 or not _WORDS["not_before_a_slash"].isdisjoint(_PATTERNS["word"].findall(first.lower())):
         return found
     inner = meaning(rest)
