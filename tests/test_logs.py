@@ -209,6 +209,20 @@ def test_the_last_line_of_a_traceback(text, says):
     assert last_exception(text) == says
 
 
+@pytest.mark.parametrize(
+    ("bars", "length", "steps"),
+    [
+        pytest.param((3, 9, 14, 20, 24, 30, 33, 39, 45, 50), 50, [*range(5, 51, 5)], id="late"),
+        pytest.param((3, 9, 14, 20, 24, 30, 33, 39, 45, 50), 53, [3, 9, 14, 20, 24, 30, 33, 39, 45, 50], id="cut"),
+        pytest.param((*range(1, 11),), 50, [*range(1, 11)], id="the first fifth"),
+        pytest.param((*range(41, 51),), 50, [*range(41, 51)], id="the last fifth"),
+    ],
+)
+def test_the_bars_between_rows_tell_their_steps(write, bars, length, steps):
+    rows = (f" {bar}/{length} [00:01<00:50]\n{{'loss': 0.01, 'reward': {bar / 99}, 'kl': 0.1}}\n" for bar in bars)
+    assert logs.read(write("train.log", "".join(rows))).steps.tolist() == steps
+
+
 # Tables in memory
 
 
@@ -254,6 +268,12 @@ def test_the_last_run_of_a_table():
         ("rollout/raw_reward", "reward"),
         ("reward_min", None),
         ("reward/max", None),
+        ("reward (Q3)", "reward"),
+        ("reward (min)", None),
+        ("KL (val)", None),
+        ("总 reward", "reward"),
+        ("零方差率", "frac_reward_zero_std"),
+        ("reward_history", "reward"),
         ("reward_std_mean", "reward_std"),
         ("Zero-advantage fraction", "frac_reward_zero_std"),
         ("KL(ref)", "kl"),

@@ -89,7 +89,11 @@ def told(language="en", first=1, crash="", **curves):
             {"reward": LEVEL, "grad_norm": [0.01] * 90 + [1.9] * 30}, [], ["reached"], id="a norm of two usual values"
         ),
         pytest.param(
-            {"reward": LEVEL, "reward_std": [0.0, 0.0, 0.0, 0.3] * 30, "completions__mean_length": [256.0, 90.0] * 60},
+            {
+                "reward": LEVEL,
+                "reward_std": [0.0, 0.0, 0.0, 0.3] * 30,
+                "completions__mean_length": [256.0, 256.0, 90.0, 91.0] * 30,
+            },
             ["in 75% of the rows no rewards differ", "the length is 256 tokens, its largest value, in 50% of the rows"],
             [],
             id="no spread, and the cap",

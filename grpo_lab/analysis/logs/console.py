@@ -200,13 +200,15 @@ def _steps_of_bars(rows: Sequence[_Row]) -> list[int] | None:
     lengths = Counter(length for row in rows for length in row.bars)
     for length, count in lengths.most_common():
         known = [(place, row.bars[length]) for place, row in enumerate(rows) if length in row.bars]
+        every, rest = divmod(length, len(rows))
+        lags = [abs(every * (place + 1) - step) for place, step in known]
+        if (
+            not rest and 4 * count > len(rows) > 5 and max(lags) <= 2 * every >= 2 * lags[-1]
+        ):  # bars lag behind the rows
+            return [every * (place + 1) for place in range(len(rows))]
         paces = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(known)]
         grows = 0 not in paces and sum(pace < 0 for pace in paces) <= len(paces) / 5  # it falls where a run begins
         if grows and 2 * count > len(rows):
-            every, rest = divmod(length, len(rows))
-            late = max(abs(step - every * (place + 1)) for place, step in known)
-            if not rest and late <= 2 * every and length - known[-1][1] <= every:  # a bar lags behind the rows
-                return [every * (place + 1) for place in range(len(rows))]
             at, steps = zip(*known, strict=True)
             pace = float(np.median(paces or [1]))
             inner = np.interp(range(len(rows)), at, steps)

@@ -48,6 +48,8 @@ def read_json(text: Text) -> list[Table]:
     whole = literal(text.said) if text.first.startswith(("[{'", "{'")) else parsed(text.said)
     if whole is None and not _PATTERNS["json"].match(text.first):
         return []
+    if isinstance(whole, list) and whole and all(isinstance(each, int | float) for each in whole):
+        whole = {PurePath(text.name).stem: whole}  # numbers without a name but that of the file, as rewards.json
     if isinstance(whole, dict) and isinstance(history := whole.get("log_history"), list):
         known = {name: whole[name] for name in _FILES["settings"] if whole.get(name)}
         rows = [row for row in history if isinstance(row, dict)]
@@ -271,8 +273,8 @@ def _read(text: Text, separator: str) -> tuple[list[dict[str, Any]], list[Fact]]
         rows.pop()
         notes.append(fact("cut"))
     names = [name.strip() for name in names]
-    half = len(names) // 2
-    if names[:half] == names[half:]:  # a long table in two halves beside each other
+    half = -(-len(names) // 2)
+    if names[half:] == names[: len(names) - half]:  # a long table in two halves, perhaps with an empty column between
         rows = [row[:half] for row in rows] + [row[half:] for row in rows]
     return [dict(zip(names, row, strict=False)) for row in rows], notes
 

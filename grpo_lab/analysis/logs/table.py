@@ -44,6 +44,7 @@ _IS_NOT = {part: re.compile(_NAMES[part]["not"]) for part in ("held_out", "funct
 _TRUTH = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
 _USELESS, _FINITE = re.compile(_NAMES["unread"]["useless"]), re.compile(_NAMES["unread"]["finite"])
 _NEAR = {metric: re.compile(words) for metric, words in _NAMES["near"].items()}
+_STANDS_FOR = re.compile(_NAMES["stands_for"]["proxy"])
 MEASURED = frozenset((*_NAMES["near"], "reward_std", HELD_OUT))
 """Measures of a step; settings as learning_rate and beta are printed elsewhere too."""
 _GIVEN: ContextVar[tuple[Mapping[str, str], set[str]]] = ContextVar("given", default=({}, set()))
@@ -138,6 +139,9 @@ def choose(names: Iterable[str], source: str = "") -> dict[str, str]:
     known = [(found, name) for name in logged.values() if (found := meaning(name))]
     ranked = sorted(known, key=lambda each: each[0].rank, reverse=True)
     best = {found.metric: name for found, name in ranked if not (cumulative and found.metric == CUMULATIVE)}
+    stands_for = [name for name in logged.values() if _STANDS_FOR.fullmatch(words_of(name)[0])]
+    if stands_for and "proxy" in best.get("reward", "").lower():
+        best = {HELD_OUT: stands_for[0], **best}
     wanted, there = _GIVEN.get()
     asked = {metric: name for metric, name in wanted.items() if name in logged.values()}
     there.update(asked.values())
@@ -196,7 +200,8 @@ def counting(columns: Mapping[str, pd.Series]) -> list[str]:
 
 def _is_counter(column: pd.Series, most_equal: int = 3) -> bool:
     known = column.dropna()
-    return bool((known == np.floor(known)).all()) and most_equal * known.nunique() >= len(known)
+    whole = bool((known == np.floor(known)).all()) and most_equal * known.nunique() >= len(known)
+    return whole and 3 * np.count_nonzero(np.diff(known) < 0) <= len(known)
 
 
 def unread(names: Iterable[str], read: Iterable[str]) -> tuple[str, ...]:
@@ -205,14 +210,6 @@ def unread(names: Iterable[str], read: Iterable[str]) -> tuple[str, ...]:
     known = {bare(name) for name in (*read, *counters(every))}
     left = [name for name in every if bare(name) not in known and meaning(name) is None and name]
     return tuple(name for name in left if not _USELESS.fullmatch(words_of(name)[0]) and not words_of(name)[1])
-
-
-def near(names: Iterable[str], metrics: Iterable[str]) -> dict[str, str]:
-    """For each metric that a log lacks, the unread name that may be its."""
-    lacking = [metric for metric in _NEAR if metric not in metrics]
-    every = [(words_of(name)[0], name) for name in names]
-    found = {metric: next((name for words, name in every if _NEAR[metric].fullmatch(words)), "") for metric in lacking}
-    return {metric: name for metric, name in found.items() if name}
 
 
 Columns = dict[str, pd.Series]
@@ -318,12 +315,12 @@ class Table(Log):
 
 
 def number_in(value: Any) -> float | None:
-    """The number that a value is, or its text, as "nan", "45.2%" or "tensor(0.5, device='cuda:0')"; else None."""
+    """The number that a value is, or its text, as "1,024", "45.2%" or "tensor(0.5, device='cuda:0')"; else None."""
     try:
         return float(value)
     except (ValueError, TypeError, OverflowError):
         found = _PATTERNS["in_text"].fullmatch(value.strip()) if isinstance(value, str) else None
-        return float(found[1]) / (100 if found[2] else 1) if found else None
+        return float(found[1].replace(",", "")) / (100 if found[2] else 1) if found else None
 
 
 def columns_of(rows: Iterable[Mapping[str, Any]]) -> Columns:
@@ -465,7 +462,9 @@ def _begins_late(counts: NDArray[np.float64]) -> bool:
 
 def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> Iterator[Fact]:
     """A note on the columns that were not read, where a metric may be among them, or no framework is known."""
-    may_be, most = near(names, chosen), _LIMITS["most_unread"]
+    most = _LIMITS["most_unread"]
+    fits = [(metric, name) for metric, is_ in _NEAR.items() for name in names if is_.fullmatch(words_of(name)[0])]
+    may_be = {metric: name for metric, name in reversed(fits) if metric not in chosen}
     if names and (may_be or not source):
         said = ", ".join(names[:most]) + " …" * (len(names) > most)
         offered = ", ".join(f"--metric {metric}={quote(name)}" for metric, name in may_be.items())
