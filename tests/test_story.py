@@ -86,6 +86,10 @@ def told(language="en", first=1, crash="", **curves):
             id="one norm",
         ),
         pytest.param(
+            {"reward": LEVEL, "kl": [2.0] * 60 + [0.5] * 60}, ["KL fell 2 → 0.5"], ["reached"], id="a KL that falls"
+        ),
+        pytest.param({"reward": LEVEL, "kl": [900.0] * 5 + [0.5] * 115}, ["reached 900"], ["fell"], id="a KL at first"),
+        pytest.param(
             {"reward": LEVEL, "grad_norm": [0.01] * 90 + [1.9] * 30}, [], ["reached"], id="a norm of two usual values"
         ),
         pytest.param(

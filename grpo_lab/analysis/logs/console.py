@@ -202,9 +202,8 @@ def _steps_of_bars(rows: Sequence[_Row]) -> list[int] | None:
         known = [(place, row.bars[length]) for place, row in enumerate(rows) if length in row.bars]
         every, rest = divmod(length, len(rows))
         lags = [abs(every * (place + 1) - step) for place, step in known]
-        if (
-            not rest and 4 * count > len(rows) > 5 and max(lags) <= 2 * every >= 2 * lags[-1]
-        ):  # bars lag behind the rows
+        behind = not rest and max(lags) <= 2 * every and lags[-1] <= every  # a bar may be drawn after its row
+        if behind and 4 * count > len(rows) > 5:
             return [every * (place + 1) for place in range(len(rows))]
         paces = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(known)]
         grows = 0 not in paces and sum(pace < 0 for pace in paces) <= len(paces) / 5  # it falls where a run begins

@@ -274,7 +274,8 @@ def _read(text: Text, separator: str) -> tuple[list[dict[str, Any]], list[Fact]]
         notes.append(fact("cut"))
     names = [name.strip() for name in names]
     half = -(-len(names) // 2)
-    if names[half:] == names[: len(names) - half]:  # a long table in two halves, perhaps with an empty column between
+    # A long table in two halves beside each other, perhaps with an empty column between them.
+    if len(names) > 1 and names[half:] == names[: len(names) - half]:
         rows = [row[:half] for row in rows] + [row[half:] for row in rows]
     return [dict(zip(names, row, strict=False)) for row in rows], notes
 

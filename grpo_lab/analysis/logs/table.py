@@ -201,7 +201,7 @@ def counting(columns: Mapping[str, pd.Series]) -> list[str]:
 def _is_counter(column: pd.Series, most_equal: int = 3) -> bool:
     known = column.dropna()
     whole = bool((known == np.floor(known)).all()) and most_equal * known.nunique() >= len(known)
-    return whole and 3 * np.count_nonzero(np.diff(known) < 0) <= len(known)
+    return whole and 3 * int(np.count_nonzero(np.diff(known) < 0)) <= len(known)
 
 
 def unread(names: Iterable[str], read: Iterable[str]) -> tuple[str, ...]:
@@ -463,8 +463,8 @@ def _begins_late(counts: NDArray[np.float64]) -> bool:
 def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> Iterator[Fact]:
     """A note on the columns that were not read, where a metric may be among them, or no framework is known."""
     most = _LIMITS["most_unread"]
-    fits = [(metric, name) for metric, is_ in _NEAR.items() for name in names if is_.fullmatch(words_of(name)[0])]
-    may_be = {metric: name for metric, name in reversed(fits) if metric not in chosen}
+    fits = {metric: [name for name in names if is_.fullmatch(words_of(name)[0])] for metric, is_ in _NEAR.items()}
+    may_be = {metric: found[0] for metric, found in fits.items() if found and metric not in chosen}
     if names and (may_be or not source):
         said = ", ".join(names[:most]) + " …" * (len(names) > most)
         offered = ", ".join(f"--metric {metric}={quote(name)}" for metric, name in may_be.items())
