@@ -495,6 +495,7 @@ def test_bad_files(write, name, data, says):
     [
         ({}, "holds no log"),
         ({"a.log": "", "b.log": ""}, "2 files"),
+        ({"a.ipynb": "", "b.ipynb": ""}, "2 files"),
         ({"a.csv": "Wall time,Step,Value\n17.5,1,0.1\n", "b.csv": "step,x\n1,2\n"}, "no metric known here"),
         ({"first/trainer_state.json": "{}", "second/trainer_state.json": "{}"}, "2 runs: first, second"),
     ],
@@ -504,6 +505,12 @@ def test_bad_folders(tmp_path, write, files, says):
         write(name, text)
     with pytest.raises(LogError, match=says):
         logs.read(tmp_path)
+
+
+def test_the_only_notebook_of_a_folder_is_read(tmp_path, write):
+    said = "".join(f"step {step} reward 0.{step} kl 0.01\n" for step in range(1, 9))
+    write("train.ipynb", json.dumps({"cells": [{"outputs": [{"text": said}]}]}))
+    assert logs.read(tmp_path).steps.tolist() == [*range(1, 9)]
 
 
 def test_paths_that_cannot_be_read(tmp_path, monkeypatch):
