@@ -114,7 +114,7 @@ def story(log: Log, language: str) -> str:
 
     >>> falls = pd.Series([0.8] * 10 + [0.0] * 10, index=range(1, 21))
     >>> story(Log({"reward": falls, "entropy": 3 - 3 * falls}), "en")
-    'Reward 0.8 → 0 from step 11: entropy rose 0.6 → 3; it did not recover.'
+    'Reward 0.8 → 0 from step 11: entropy rose 0.6 → 3; the reward did not recover.'
     """
 
     def say(key: str, values: Mapping[str, Any]) -> str:
