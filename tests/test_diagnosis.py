@@ -5,6 +5,7 @@ A CSV of tests/logs/causes is a log that shows the cause in its name. To add a c
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import re
@@ -356,28 +357,20 @@ def test_a_setting_that_explains_it_is_the_first_suspect(suspect, given):
 
 def test_a_kl_of_nan_that_stays_or_is_usual_does_not_pass():
     rise = pd.DataFrame({"reward": [0.2 + 0.02 * step for step in range(20)], "loss": 0.01, "grad_norm": 0.5})
-    broken = rise.assign(
-        kl=[NAN if step == 9 else 0.01 for step in range(20)], grad_norm=[0.5] * 9 + [NAN] + [0.5] * 10
-    )
-    assert "nan-passing" not in {each.cause.name for each in diagnose(broken).findings}, "a gradient was NaN, too"
-    for places, passes in (([0, 9], True), ([19], False), ([1, 3, 5, 7, 9, 11], False)):
+    for places, norm, passes in (([0, 9], 1, True), ([9], NAN, False), ([19], 1, False), (range(1, 12), 1, False)):
         kl = [NAN if step in places else 0.002 * step for step in range(20)]
-        assert ("nan-passing" in {each.cause.name for each in diagnose(rise.assign(kl=kl)).findings}) == passes
+        found = diagnose(rise.assign(kl=kl, grad_norm=[0.5] * 9 + [norm] + [0.5] * 10)).findings
+        assert ("intermittent-nan" in {each.cause.name for each in found}) == passes
 
 
 def test_steps_without_spread_and_a_length_at_its_cap_are_suspects_of_a_flat_reward():
     flat = pd.DataFrame({"reward": NOISY, "kl": 0.005, "loss": 0.01, "grad_norm": 0.5})
-    for column, value in (("reward_std", 0.0), ("completions/mean_length", 256.0)):
-        often, seldom = ([value if step % 5 < most else 0.2 + step % 3 for step in range(20)] for most in (2, 1))
-        name = {"reward_std": "no-spread-often"}.get(column, "at-the-cap")
-        found = [diagnose(flat.assign(**{column: given})).findings for given in (often, seldom)]
-        of_flat = [next(each for each in every if each.cause.name == "learned-nothing") for every in found]
-        assert [each.suspects[0].name == name for each in of_flat] == [True, False]
-
-
-def test_a_loss_that_is_printed_with_four_digits_is_next_to_zero():
-    rows = pd.DataFrame({"reward": [0.2 + 0.02 * step for step in range(20)], "loss": [0.0001, 0.0] * 10})
-    assert [each.cause.name for each in diagnose(rows).findings] == ["loss-near-zero"]
+    cases = (("reward_std", 0.0, "no-spread-often"), ("completions/mean_length", 256.0, "at-the-cap"))
+    for (column, value, suspect), most in itertools.product(cases, (2, 1)):
+        given = [value if step % 5 < most else 0.2 + step % 3 for step in range(20)]
+        found = diagnose(flat.assign(**{column: given})).findings
+        of_flat = next(each for each in found if each.cause.name == "learned-nothing")
+        assert (of_flat.suspects[0].name == suspect) == (most == 2)
 
 
 def test_a_reward_that_falls_a_little_is_not_called_without_a_trend():
@@ -395,9 +388,7 @@ def test_a_flat_reward_of_twenty_steps_is_never_nothing_wrong():
         short = diagnose(rough)
         assert short.verdict == NOT_ENOUGH and [lacks.key for lacks in short.lacking] == ["no_trend"]
         assert diagnose(rough.assign(kl=3e-4)).verdict == "hardly-moved"
-        assert diagnose(rough.assign(kl=0.0)).verdict != "hardly-moved", (
-            "it is not measured, or the reference is the policy"
-        )
+        assert diagnose(rough.assign(kl=0.0)).verdict != "hardly-moved", "the reference is the policy"
         assert diagnose(rough.assign(kl=[6e-5 * step for step in range(len(rough))])).verdict == NOT_ENOUGH, "it begins"
     moved = flat.loc[flat.index.repeat(2)].reset_index(drop=True).assign(kl=[0.01 * step for step in range(40)])
     assert diagnose(moved).verdict == "reward-unmoved"

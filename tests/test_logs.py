@@ -1,6 +1,7 @@
 """Readers: every format becomes the same table, NaN is kept apart from what was not logged, bad input says so.
 
-A folder of tests/logs is a log, and expected.json is what is read from it. To add a format, add a folder.
+A folder of tests/logs is a log, expected.json is what is read from it, and names.json tells what names mean.
+To add a format, add a folder.
 """
 
 import gzip
@@ -27,7 +28,8 @@ from grpo_lab.errors import LogError
 from grpo_lab.metrics import METRICS, OTHER_NAMES
 
 LOGS = Path(__file__).parent / "logs"
-EXPECTED = json.loads((LOGS / "expected.json").read_text(encoding="utf-8"))
+EXPECTED, NAMES = (json.loads((LOGS / f"{name}.json").read_text(encoding="utf-8")) for name in ("expected", "names"))
+FIELDS = ("format", "source", "name", "hides_nan", "updates_a_row", "settings", "crash", "unread", "begins_late")
 TRACEBACK = "Traceback (most recent call last):\n  File 'a.py', line 1\nRuntimeError: CUDA error\n"
 
 
@@ -61,18 +63,7 @@ def told(case):
     runs = []
     for log in logs.read_runs(log_in(case)):
         curves = {**log.metrics, **{f"rewards/{name}": curve for name, curve in log.functions.items()}}
-        fields = (
-            "format",
-            "source",
-            "name",
-            "hides_nan",
-            "updates_a_row",
-            "settings",
-            "crash",
-            "unread",
-            "begins_late",
-        )
-        about = {name: value for name in fields if (value := getattr(log, name))}
+        about = {name: value for name in FIELDS if (value := getattr(log, name))}
         notes = [[note.key, dict(note.values)] for note in log.notes]
         points = {name: [curve.index.tolist(), [repr(value) for value in curve]] for name, curve in curves.items()}
         runs.append({"verdict": diagnose(log).verdict, **about, "notes": notes, "curves": points})
@@ -155,24 +146,6 @@ def test_runs_in_one_file_are_told_apart(write, steps, runs):
     assert logs.read(path).metrics["reward"].equals(found[-1].metrics["reward"])
 
 
-def test_columns_that_name_no_run_split_no_log(write):
-    """A seed of each step, and one in all rows, as steps that no other run has."""
-    for seed in (lambda step: step, lambda step: 7, lambda step: step // 8):
-        rows = [{"step": step, "seed": seed(step), "reward": step / 16, "kl": 0.01} for step in range(16)]
-        (log,) = logs.read_runs(write("log.jsonl", lines_of(rows)))
-        assert len(log.steps) == 16 and not log.name
-    samples = [{"step": step, "name": f"{step}-{at}", "reward": at / 4} for step in range(16) for at in range(4)]
-    (log,) = logs.read_runs(write("log.jsonl", lines_of(samples)))
-    assert len(log.steps) == 16 and not log.name, "four completions of each step, each with a name"
-
-
-def test_the_samples_of_a_step_are_no_run(write):
-    """As a list of steps that holds the reward of each completion, and the loss of the step."""
-    steps = [{"rewards": [0.1 * at for at in range(8)], "loss": 0.01 * step} for step in range(10)]
-    (log,) = logs.read_runs(write("log.json", json.dumps(steps)))
-    assert log.metrics["loss"].tolist() == [0.01 * step for step in range(10)]
-
-
 def test_rewards_of_which_rounding_is_left_are_none(write):
     rows = [{"step": step, "reward": 1e-7 * (-1) ** step, "kl": 0.01, "loss": 0.1} for step in range(8)]
     log = logs.read(write("log.jsonl", lines_of(rows)))
@@ -207,20 +180,6 @@ def test_rewards_of_which_rounding_is_left_are_none(write):
 )
 def test_the_last_line_of_a_traceback(text, says):
     assert last_exception(text) == says
-
-
-@pytest.mark.parametrize(
-    ("bars", "length", "steps"),
-    [
-        pytest.param((3, 9, 14, 20, 24, 30, 33, 39, 45, 50), 50, [*range(5, 51, 5)], id="late"),
-        pytest.param((3, 9, 14, 20, 24, 30, 33, 39, 45, 50), 53, [3, 9, 14, 20, 24, 30, 33, 39, 45, 50], id="cut"),
-        pytest.param((*range(1, 11),), 50, [*range(1, 11)], id="the first fifth"),
-        pytest.param((*range(41, 51),), 50, [*range(41, 51)], id="the last fifth"),
-    ],
-)
-def test_the_bars_between_rows_tell_their_steps(write, bars, length, steps):
-    rows = (f" {bar}/{length} [00:01<00:50]\n{{'loss': 0.01, 'reward': {bar / 99}, 'kl': 0.1}}\n" for bar in bars)
-    assert logs.read(write("train.log", "".join(rows))).steps.tolist() == steps
 
 
 # Tables in memory
@@ -261,44 +220,7 @@ def test_the_last_run_of_a_table():
 # Names
 
 
-@pytest.mark.parametrize(
-    ("name", "metric"),
-    [
-        ("mean_reward", "reward"),
-        ("rollout/raw_reward", "reward"),
-        ("reward_min", None),
-        ("reward/max", None),
-        ("reward (Q3)", "reward"),
-        ("reward (min)", None),
-        ("KL (val)", None),
-        ("总 reward", "reward"),
-        ("零方差率", "frac_reward_zero_std"),
-        ("reward_history", "reward"),
-        ("reward_std_mean", "reward_std"),
-        ("Zero-advantage fraction", "frac_reward_zero_std"),
-        ("KL(ref)", "kl"),
-        ("loss/kl", "kl"),
-        ("actor/ppo_kl", None),
-        ("rollout_corr/kl", None),
-        ("kl_coef", "beta"),
-        ("policyEntropy", "entropy"),
-        ("entropy_coef", None),
-        ("lr_actor", "learning_rate"),
-        ("critic/lr", None),
-        ("Actor Loss", "loss"),
-        ("value_loss", None),
-        ("clip_fraction", "clip_ratio/region_mean"),
-        ("truncation_rate", "completions/clipped_ratio"),
-        ("response_length/clip_ratio", "completions/clipped_ratio"),
-        ("avg_response_len", "completions/mean_length"),
-        ("completions/max_length", None),
-        ("prompt_length/mean", None),
-        ("val-core/openai/gsm8k/reward/mean@1", "eval/reward"),
-        ("eval_acc", "eval/reward"),
-        ("eval_loss", None),
-        ("test/response_length", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "metric"), NAMES.items())
 def test_a_name_means_the_metric_of_its_words(name, metric):
     assert getattr(meaning(name), "metric", None) == metric
 
@@ -505,12 +427,6 @@ def test_bad_folders(tmp_path, write, files, says):
         write(name, text)
     with pytest.raises(LogError, match=says):
         logs.read(tmp_path)
-
-
-def test_the_only_notebook_of_a_folder_is_read(tmp_path, write):
-    said = "".join(f"step {step} reward 0.{step} kl 0.01\n" for step in range(1, 9))
-    write("train.ipynb", json.dumps({"cells": [{"outputs": [{"text": said}]}]}))
-    assert logs.read(tmp_path).steps.tolist() == [*range(1, 9)]
 
 
 def test_paths_that_cannot_be_read(tmp_path, monkeypatch):

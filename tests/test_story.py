@@ -92,16 +92,8 @@ def told(language="en", first=1, crash="", **curves):
         pytest.param(
             {"reward": LEVEL, "grad_norm": [0.01] * 90 + [1.9] * 30}, [], ["reached"], id="a norm of two usual values"
         ),
-        pytest.param(
-            {
-                "reward": LEVEL,
-                "reward_std": [0.0, 0.0, 0.0, 0.3] * 30,
-                "completions__mean_length": [256.0, 256.0, 90.0, 91.0] * 30,
-            },
-            ["in 75% of the rows no rewards differ", "the length is 256 tokens, its largest value, in 50% of the rows"],
-            [],
-            id="no spread, and the cap",
-        ),
+        pytest.param({"reward": LEVEL, "reward_std": [0, 0, 0, 0.3] * 30}, ["75% of the rows no"], [], id="no spread"),
+        pytest.param({"completions__mean_length": [256, 256, 90, 91] * 30}, ["256", "in 50%"], [], id="the cap"),
         pytest.param(
             {"reward": FALL, "entropy": [0.3] * 20 + [0.02] * 100, "kl": [9.0] * 60 + [0.5] * 29 + [2.0] * 31},
             ["entropy fell 0.3 → 0.02", "KL rose 0.5 → 2"],
