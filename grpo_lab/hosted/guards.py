@@ -20,7 +20,7 @@ from grpo_lab.core.hooks import Action, Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError, GrpoLabError, check_known
 from grpo_lab.events import Ended, Resumed, Started, Stepped
 from grpo_lab.runs import run_folder
-from grpo_lab.training import snapshots, step_metrics
+from grpo_lab.training import step_metrics
 from grpo_lab.training.argument_types import wrong
 from grpo_lab.training.interventions import Coefficients, Step
 from grpo_lab.training.recorder import Recorder
@@ -337,15 +337,13 @@ class Guards:
             raise ConfigError(
                 "the optimizer holds no weight of this model that requires a gradient; give both together"
             )
-        parameters = tuple(trained.values())
-        rolls_back = any(each.may_roll_back for row in self._interventions.values() for _, each in row)
-        num_parameters = sum(p.numel() for p in parameters)
-        every = snapshots.interval(self.config.run.snapshot_every, num_parameters, rolls_back)
-        taken = snapshots.Snapshots(parameters, optimizer, every)
-        taken.load_state_dict(self._snapshot)
         if self._scaler and self._scaler.is_enabled():
-            return ScaledUpdates(model, trained, optimizer, taken, self._scaler)
-        return RecordedUpdates(model, trained, optimizer, taken)
+            updates = ScaledUpdates(model, trained, optimizer, self._scaler)
+        else:
+            updates = RecordedUpdates(model, trained, optimizer)
+        updates.take_snapshots(self.config.run.snapshot_every, self._interventions)
+        updates.snapshots.load_state_dict(self._snapshot)
+        return updates
 
 
 def _config_of(names: tuple[str, ...]) -> Config:

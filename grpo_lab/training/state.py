@@ -23,7 +23,6 @@ from grpo_lab.training import (
     rollouts,
     routing,
     sft,
-    snapshots,
     step_metrics,
     torch_settings,
 )
@@ -117,12 +116,8 @@ class Training:
 
     def _new_updates(self) -> RecordedUpdates:
         updates = adamw(self.policy, self.config)
-        updates.snapshots.every = self._snapshot_interval(updates)
+        updates.take_snapshots(self.config.run.snapshot_every, self.interventions)
         return updates
-
-    def _snapshot_interval(self, updates: RecordedUpdates) -> int:
-        may_roll_back = any(i.may_roll_back for row in self.interventions.values() for _, i in row)
-        return snapshots.interval(self.config.run.snapshot_every, updates.num_parameters, may_roll_back)
 
     def asked(self, index: int, controls: Controls) -> tuple[str, ...]:
         """The changes that the controls want before a step."""
@@ -145,7 +140,7 @@ class Training:
         self.config, self.formulas, self.interventions = changed, chosen, interventions
         self.objectives = resolve(changed)
         self.updates.configure(changed.optimizer)
-        self.updates.snapshots.every = self._snapshot_interval(self.updates)
+        self.updates.take_snapshots(changed.run.snapshot_every, interventions)
         self.trainer = self._trainer()
 
     def environment(self, objective: Objective) -> Environment:

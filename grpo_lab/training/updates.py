@@ -16,10 +16,10 @@ from grpo_lab.core.hooks import Context, Stage, Verdict
 from grpo_lab.core.update import Updates
 from grpo_lab.errors import ModelError, Sentence
 from grpo_lab.models.precision import PRECISIONS
-from grpo_lab.training.interventions import Coefficients, ObjectiveCoefficients, Step
+from grpo_lab.training.interventions import Arrangement, Coefficients, ObjectiveCoefficients, Step
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.recorder import trained_parameters
-from grpo_lab.training.snapshots import Snapshots
+from grpo_lab.training.snapshots import Snapshots, interval
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
@@ -34,12 +34,17 @@ class RecordedUpdates(Updates):
     `names` and `parameters` are those of the trained weights. `count`: updates made so far, in the weights as they are.
     """
 
-    def __init__(self, policy: Any, trained: Mapping[str, Tensor], optimizer: Optimizer, snapshots: Snapshots) -> None:
+    def __init__(self, policy: Any, trained: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         super().__init__(policy, optimizer)
-        self.snapshots, self.count, self.healthy = snapshots, 0, True
         self.names, self.parameters = tuple(trained), tuple(trained.values())
         self.num_parameters = sum(p.numel() for p in self.parameters)
+        self.snapshots, self.count, self.healthy = Snapshots(self.parameters, optimizer), 0, True
         self._moved: tuple[tuple[int, int], float | None] = (-1, 0), None
+
+    def take_snapshots(self, every: int, interventions: Arrangement) -> None:
+        """Take snapshots so often from now on; 0: as the size of the model and these interventions ask for it."""
+        may_roll_back = any(each.may_roll_back for row in interventions.values() for _, each in row)
+        self.snapshots.every = interval(every, self.num_parameters, may_roll_back)
 
     def begin_step(self, index: int) -> None:
         """Take a snapshot if one is due and the weights are healthy."""
@@ -89,10 +94,8 @@ class RecordedUpdates(Updates):
 class ScaledUpdates(RecordedUpdates):
     """Updates by gradients of a scaled loss, for fp16: torch's GradScaler leaves out one with inf gradients."""
 
-    def __init__(
-        self, policy: Any, trained: Mapping[str, Tensor], optimizer: Optimizer, snapshots: Snapshots, scaler: GradScaler
-    ) -> None:
-        super().__init__(policy, trained, optimizer, snapshots)
+    def __init__(self, policy: Any, trained: Mapping[str, Tensor], optimizer: Optimizer, scaler: GradScaler) -> None:
+        super().__init__(policy, trained, optimizer)
         self.scaler, self._unscaled = scaler, False
 
     def before(self, ctx: Context) -> None:
@@ -130,15 +133,13 @@ def adamw(policy: Any, config: Config) -> RecordedUpdates:
     trained = dict(trained_parameters(policy))
     if not trained:
         raise ModelError(f"model {config.model.name!r} has no weight that requires a gradient: unfreeze some")
-    parameters = tuple(trained.values())
     # Settings are those of each update. The fused kernel computes in fp32, which would hide fp16 weights' failures.
-    fused = all(p.dtype == torch.float32 for p in parameters) or None  # None: as torch chooses
-    optimizer = torch.optim.AdamW(parameters, fused=fused)
-    snapshots = Snapshots(parameters, optimizer)
+    fused = all(p.dtype == torch.float32 for p in trained.values()) or None  # None: as torch chooses
+    optimizer = torch.optim.AdamW(trained.values(), fused=fused)
     if PRECISIONS[config.model.precision].scaler:
-        updates = ScaledUpdates(policy, trained, optimizer, snapshots, GradScaler(policy.device.type))
+        updates = ScaledUpdates(policy, trained, optimizer, GradScaler(policy.device.type))
     else:
-        updates = RecordedUpdates(policy, trained, optimizer, snapshots)
+        updates = RecordedUpdates(policy, trained, optimizer)
     updates.configure(config.optimizer)
     return updates
 
