@@ -53,10 +53,6 @@ class Block:
     all: list[Any] = field(default_factory=list)
 
 
-class Agreed(Refused):
-    """A refusal of which all ranks know."""
-
-
 class _Told(NamedTuple):
     """The words of one rank at the end of a block."""
 
@@ -78,7 +74,6 @@ class Processes:
 
         self.rank, self.size, self._store, self._lost, self._told = rank, size, store, lost, 0
         timeout = timedelta(minutes=minutes)
-        self._before, self._mark = 0, (0, 0)
         self._await_all(timeout)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
@@ -121,32 +116,20 @@ class Processes:
         Then actions, verdict and notes are those of all ranks. Raises Refused on all of them where a guard refused on
         one, and PeerFailed on the others where one failed.
         """
-        block = Block()
-        self._begin(ctx, recorder)
+        block, refused, before, mark = Block(), False, len(ctx.actions), recorder.mark()
         try:
             yield block
-        except (Agreed, PeerFailed):
-            raise  # all ranks know
         except Refused:
-            self._hear_all(ctx, recorder, refused=True)
+            refused = True
         except Exception as error:
             readable = ctx.policy.device.type == "cpu"  # nothing is, after a device-side assert
-            notes = recorder.take(self._mark) if readable else Notes((), ())
+            notes = recorder.take(mark) if readable else Notes((), ())
             recorder.put(notes, self.rank)
             self._exchange(_Told(None, (), notes, False, "".join(traceback.format_exception(error))))
             raise
-        heard = self._hear_all(ctx, recorder, block.mine)
-        block.all = [moved(each.said, ctx.policy.device) for each in heard]
-
-    def _begin(self, ctx: Context, recorder: Recorder) -> None:
-        """Keep the place from which actions and notes are told to the others."""
-        self._before, self._mark = len(ctx.actions), recorder.mark()
-
-    def _hear_all(self, ctx: Context, recorder: Recorder, said: Any = None, refused: bool = False) -> list[_Told]:
-        """Exchange words; then actions, verdict and notes are those of all ranks. Raises as `together` does."""
-        actions = ctx.actions[self._before :]
-        heard = self._exchange(_Told(moved(said, "cpu"), actions, recorder.take(self._mark), refused, ""))
-        del ctx.actions[self._before :]
+        actions = ctx.actions[before:]
+        heard = self._exchange(_Told(moved(block.mine, "cpu"), actions, recorder.take(mark), refused, ""))
+        del ctx.actions[before:]
         for rank, each in enumerate(heard):
             for action in each.actions:
                 ctx.actions.append(replace(action, reason=Sentence("rank {}: {}", rank, action.reason)))
@@ -156,9 +139,8 @@ class Processes:
             if each.failed:
                 raise PeerFailed(named(rank, each.failed))
         if any(each.refused for each in heard):
-            raise Agreed
-        self._begin(ctx, recorder)
-        return heard
+            raise Refused
+        block.all = [moved(each.said, ctx.policy.device) for each in heard]
 
     def _exchange(self, told: _Told) -> list[_Told]:
         heard: list[Any] = [None] * self.size
@@ -179,22 +161,19 @@ class Processes:
         """
         key, self._told = f"told/{self._told}", self._told + 1
         if self.rank == 0:
-            return self._tell(key, make)
+            try:
+                value = make()
+            except BaseException as error:  # an interrupt too: the others must not wait
+                self._store.set(key, pickle.dumps((None, "".join(traceback.format_exception(error)))))
+                raise
+            self._store.set(key, pickle.dumps((value, "")))
+            return value
         value, failed = pickle.loads(self._wait(key))
         if self._store.add(f"{key}/read", 1) == self.size - 1:
             self._store.delete_key(key)
             self._store.delete_key(f"{key}/read")
         if failed:
             raise PeerFailed(named(0, failed))
-        return value
-
-    def _tell(self, key: str, make: Callable[[], T]) -> T:
-        try:
-            value = make()
-        except BaseException as error:  # an interrupt too: the others must not wait
-            self._store.set(key, pickle.dumps((None, "".join(traceback.format_exception(error)))))
-            raise
-        self._store.set(key, pickle.dumps((value, "")))
         return value
 
     def _wait(self, key: str) -> bytes:
