@@ -126,10 +126,6 @@ class TaskPrompts:
         purpose = self.purpose + (f"/stream-{number}" if number else "")
         return replace(self, problems=self.problems[of_share], purpose=purpose)
 
-    def of(self, environment: Environment) -> TaskPrompts:
-        """The same prompts, judged by the functions of another objective."""
-        return replace(self, environment=environment)
-
     def judge(self, batch: Batch) -> None:
         """Begin to judge the completions; slow judges work on meanwhile."""
         done = self.step - self.environment.first_step

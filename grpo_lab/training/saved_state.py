@@ -66,9 +66,8 @@ def put_back(training: Training, state: Mapping[str, Any]) -> None:
     """
     config = replace(Config.from_dict(state["config"]), data=training.config.data)  # passes may be smaller than before
     training.configure(resized(config, training.config.run.processes))
-    names, weights, moments = {name for name, _ in _trained(training)}, state[WEIGHTS], state[MOMENTS]
-    shapes = {name: p.shape for name, p in _trained(training)}
-    if names != set(weights) or any(weights[name].shape != shape for name, shape in shapes.items()):
+    weights, moments = state[WEIGHTS], state[MOMENTS]
+    if {name: p.shape for name, p in _trained(training)} != {name: each.shape for name, each in weights.items()}:
         raise RunError("the weights are not those of this run's model")
     with torch.no_grad():
         for name, parameter in _trained(training):

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.combinations import AdvantageScale, Gradients, Scores, cosine, scorable_by_any
+from grpo_lab.algorithm.combinations import Gradients, Scores, cosine, scorable_by_any
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Coefficients, Context, Stage
 from grpo_lab.core.train import Prompts
-from grpo_lab.training.environment import Environment, TaskPrompts
+from grpo_lab.training.environment import TaskPrompts
 from grpo_lab.training.interventions import ObjectiveCoefficients, Step, known
 from grpo_lab.training.objectives import Combination, Objective
 from grpo_lab.training.updates import RecordedUpdates
@@ -119,18 +119,13 @@ class SeveralObjectives:
             parameter.grad = gradient
 
 
-@dataclass(kw_only=True)
 class PooledObjectives(SeveralObjectives):
     """The same where every objective scores the completions of all."""
-
-    environments: Sequence[Environment]
-    of_scores: Callable[[Sequence[Scores], AdvantageScale], Tensor]
-    """Advantages (P, G) from the rewards that each objective gives."""
 
     def _sampled(self, ctx: Step, trainer: OfObjective) -> Sampled:
         found = super()._sampled(ctx, trainer)
         assert isinstance(found.prompts, TaskPrompts)
-        others = [found.prompts.of(each) for each in self.environments if each.objective is not trainer.objective]
+        others = [replace(found.prompts, environment=each.prompts) for each in self.trainers if each is not trainer]
         for each in others:
             each.judge(found.batch)
         return found._replace(others=others)
@@ -151,4 +146,4 @@ class PooledObjectives(SeveralObjectives):
             scores.append(Scores(rewards, scorable, objective.weight))
         ctx.begin_objective(trainer.objective)
         ctx.scorable = scorable_by_any(scores)
-        return sampled.batch, self.of_scores(scores, trainer.advantage_fn)
+        return sampled.batch, known(self.combination.pooled, "pooled")(scores, trainer.advantage_fn)

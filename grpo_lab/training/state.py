@@ -171,15 +171,8 @@ class Training:
             trainer = self._trainer_of(each, cls)
             assert isinstance(trainer, OfObjective)
             trainers.append(trainer)
-        if not way.pooled:
-            return SeveralObjectives(trainers=trainers, updates=self.updates, combination=way)
-        return PooledObjectives(
-            trainers=trainers,
-            updates=self.updates,
-            combination=way,
-            environments=[self.environment(each) for each in self.objectives],
-            of_scores=way.pooled,
-        )
+        kind = PooledObjectives if way.pooled else SeveralObjectives
+        return kind(trainers=trainers, updates=self.updates, combination=way)
 
     def _trainer_of(self, objective: Objective, cls: type[ConfiguredTrainer]) -> ConfiguredTrainer:
         """A trainer for one objective."""
