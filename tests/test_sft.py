@@ -17,7 +17,7 @@ from grpo_lab.errors import ConfigError, DataError
 from grpo_lab.events import Evaluated, Stepped
 from grpo_lab.models import loading
 from grpo_lab.runs.session import Session
-from grpo_lab.training import demonstrations, large_vocabulary
+from grpo_lab.training import large_vocabulary, sft
 from grpo_lab.training.state import Training
 
 SHOWN = [("9-4=", "5"), ("19-14=", "5"), ("91-4=", "87"), ("2-2=", "0"), ("100-1=", "99"), ("7-0=", "7")]
@@ -187,7 +187,7 @@ def test_an_end_token_that_is_given_is_not_added_again(config, tiny):
     found = []
     for completion in ("5", "5<|endoftext|>"):
         Path(config.sft.data).write_text(json.dumps({"prompt": "9-4=", "completion": completion}), encoding="utf-8")
-        found += demonstrations.load(config, policy, tokenizer).rows
+        found += sft.load(config, policy, tokenizer).rows
     assert found[0] == found[1] and found[0].completion == [*tokenizer("5").input_ids, tokenizer.eos_token_id]
 
 

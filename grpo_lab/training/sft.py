@@ -1,4 +1,4 @@
-"""One step of supervised fine-tuning (SFT), the first stage of InstructGPT (https://arxiv.org/abs/2203.02155).
+"""Supervised fine-tuning (SFT), the first stage of InstructGPT (https://arxiv.org/abs/2203.02155): steps and rows.
 
     loss = - sum of log pi(token | prompt, tokens before it) / number of tokens
 
@@ -6,19 +6,25 @@ over the completions' tokens of the step's rows, end tokens included. Prompts ar
 the batch weighs the same, as in TRL's SFTTrainer. Dropout is off, as in GRPO.
 """
 
-from dataclasses import replace
-from typing import ClassVar
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Context, Stage
 from grpo_lab.core.loss import LossOutput, token_weights, weighted_sum
-from grpo_lab.training import large_vocabulary, variants
-from grpo_lab.training.demonstrations import Demonstrations
+from grpo_lab.errors import DataError
+from grpo_lab.tasks import tasks
+from grpo_lab.tasks.conversations import tokenized
+from grpo_lab.training import large_vocabulary, rollouts, variants
 from grpo_lab.training.interventions import Step
 
 
@@ -65,3 +71,68 @@ def in_place_of_grpo(config: Config) -> Config:
         optimizer=replace(config.optimizer, learning_rate=config.sft.learning_rate),
         objectives=(),
     )
+
+
+@dataclass(frozen=True)
+class Row:
+    """Token ids: those of a prompt, and those of its completion with an end token."""
+
+    prompt: list[int]
+    completion: list[int]
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """The rows of a file."""
+
+    rows: Sequence[Row]
+    pad: int
+
+    def batch(self, seed: int, step: int, size: int, device: torch.device) -> Batch:
+        """The rows of one step, drawn as `Tasks.batch` draws problems: one completion for each prompt."""
+        drawn = tasks.drawn(self.rows, seed, step, size)
+        prompt_ids, prompt_mask = _padded([row.prompt for row in drawn], self.pad, device, "left")
+        completions, mask = _padded([row.completion for row in drawn], self.pad, device, "right")
+        unknown = torch.zeros(completions.shape, device=device)
+        group = torch.arange(size, device=device)
+        return Batch(prompt_ids, prompt_mask.long(), group, completions, mask, unknown)
+
+
+def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
+    """The demonstrations of a config for a model.
+
+    Raises DataError, naming file and line, for a file that cannot be read, for a row without a completion and for one
+    that is too long.
+    """
+    problems = tasks.load_demonstrations(config.sft.data)
+    completions = {place: problem.columns.get("completion") for place, problem in problems.items()}
+    for place, text in completions.items():
+        if not isinstance(text, str) or not text:
+            raise DataError(f'{place}: "completion" is {text!r}; it must be a string of at least one character')
+    # As in GRPO, a prompt is encoded alone, and the tokens of its completion follow it.
+    prompts = tokenized(tokenizer, [problem.prompt for problem in problems.values()]).input_ids
+    answers = tokenizer(list(completions.values()), add_special_tokens=False).input_ids
+    ends = [[end] for end in rollouts.terminators(model, tokenizer).tolist()]
+    end = [tokenizer.eos_token_id] if [tokenizer.eos_token_id] in ends else ends[0]
+    rows = [Row(p, a if a[-1:] in ends else a + end) for p, a in zip(prompts, answers, strict=True)]
+    for place, row in zip(problems, rows, strict=True):
+        _check_length(row, config.sft.max_length, model, place)
+    return Demonstrations(rows, tokenizer.pad_token_id)
+
+
+def _padded(rows: Sequence[list[int]], pad: int, device: torch.device, side: str) -> tuple[Tensor, Tensor]:
+    """(N, T) token ids padded on this side, and where they are real."""
+    ids = pad_sequence([torch.tensor(row) for row in rows], True, pad, side)
+    mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in rows], True, False, side)
+    return ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
+
+
+def _check_length(row: Row, limit: int, model: Any, where: str) -> None:
+    """Raise DataError for a row with more tokens than the limit, or than the model has positions."""
+    size, positions = len(row.prompt) + len(row.completion), getattr(model.config, "max_position_embeddings", limit)
+    if size > min(limit, positions):
+        what = f"sft.max_length = {limit}" if limit < positions else f"the {positions} positions of the model"
+        raise DataError(
+            f"{where}: prompt, completion and end token are {size} tokens > {what}; a cut completion would have no "
+            "end, so none is cut: shorten it" + (", or raise sft.max_length" if limit < positions else "")
+        )

@@ -16,16 +16,7 @@ from grpo_lab.errors import ConfigError
 from grpo_lab.events import Event, LinkNote, Started, Stepped
 from grpo_lab.models import adapters, loading
 from grpo_lab.tasks.tasks import Tasks
-from grpo_lab.training import (
-    demonstrations,
-    passes,
-    policy_loss,
-    rollouts,
-    routing,
-    sft,
-    step_metrics,
-    torch_settings,
-)
+from grpo_lab.training import passes, policy_loss, rollouts, routing, sft, step_metrics, torch_settings
 from grpo_lab.training.environment import Environment
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.objectives import Objective, Rewards, load_tasks_and_rewards, resolve
@@ -65,7 +56,7 @@ class Training:
         self.policy, self.tokenizer = self.prepared(model)
         rollouts.check_terminators(self.policy, self.tokenizer)
         taught = "sft" in config.run.stages
-        self.demonstrations = demonstrations.load(config, self.policy, self.tokenizer) if taught else None
+        self.demonstrations = sft.load(config, self.policy, self.tokenizer) if taught else None
         self.reference: Any = None
         self.may_have_reference = needs_reference(config)
         self.recorder = Recorder()
