@@ -23,22 +23,6 @@ def distribution(
     sampling: SamplingConfig, prompt_ids: Tensor, prompt_mask: Tensor, num_generations: int, vocab_size: int
 ) -> Distribution:
     """The softmax after penalties, temperature and filters, in this order, for prompts (P, S) with a group each."""
-    filters = [*_filters(sampling, prompt_ids, prompt_mask, num_generations, vocab_size)]
-    if not filters:
-        return tempered(sampling.temperature)
-
-    def probabilities(logits: Tensor, drawn: Tensor, alive: Tensor) -> Tensor:
-        for change in filters:
-            logits = change(logits, drawn, alive)
-        return logits.softmax(dim=-1)
-
-    return probabilities
-
-
-def _filters(
-    sampling: SamplingConfig, prompt_ids: Tensor, prompt_mask: Tensor, num_generations: int, vocab_size: int
-) -> list[Filter]:
-    """The filters that are not neutral; none where only the temperature is left."""
 
     def counts(drawn: Tensor, alive: Tensor) -> Tensor:
         """(b, V): how often each token stands in a completion."""
@@ -80,7 +64,14 @@ def _filters(
         (sampling.top_k > 0, keep_top_k),
         (sampling.top_p < 1, keep_top_p),
     ]
-    return [change for active, change in known if active]
+    filters = [change for active, change in known if active]
+
+    def probabilities(logits: Tensor, drawn: Tensor, alive: Tensor) -> Tensor:
+        for change in filters:
+            logits = change(logits, drawn, alive)
+        return logits.softmax(dim=-1)
+
+    return probabilities if filters else tempered(sampling.temperature)
 
 
 def is_plain(sampling: SamplingConfig) -> bool:
