@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -34,13 +34,6 @@ Controls = Callable[[int], Sequence[str]] | None
 """Called at the top of each step; returns overrides for `Config.with_`, applied to the running model."""
 
 
-class Steps(Protocol):
-    """Makes the steps of a stage."""
-
-    def step(self, ctx: Step) -> None:
-        """Make one step. Raises Refused where a guard refuses the rest."""
-
-
 class Training:
     """A run as it goes on: its policy, reference, updates, interventions, and the trainer of its stage.
 
@@ -64,7 +57,7 @@ class Training:
         self.recorder.decode = self.texts.prompt
         self.stage, self.steps = config.run.stages[0], range(0)
         self.updates = self._new_updates()
-        self.trainer: Steps | None = None
+        self.trainer: ConfiguredTrainer | SeveralObjectives | None = None
         self.last_verdict: Verdict = Verdict.KEEP
         self.last_metrics: dict[str, float] = {}
         self.refusals: list[str] = []
@@ -145,36 +138,34 @@ class Training:
         """The class of a trainer, from its bases."""
         return type("Trainer", bases, constants)
 
-    def _trainer(self) -> Steps:
+    def _trainer(self) -> ConfiguredTrainer | SeveralObjectives:
         """The trainer of the stage."""
         if self.stage == "sft":
             taught = known(self.demonstrations, "demonstrations")
-            return self._trainer_of(
-                self.objectives[0], self.made_of(*of_accumulation(self.config), sft.SftTrainer, demonstrations=taught)
-            )
+            bases = *of_accumulation(self.config), sft.SftTrainer
+            return self._trainer_of(self.objectives[0], *bases, demonstrations=taught)
         chosen = variants(self.config, self.interventions, self.policy)
         if not self.config.objectives:
-            return self._trainer_of(self.objectives[0], self.made_of(*chosen, ConfiguredTrainer))
+            return self._trainer_of(self.objectives[0], *chosen, ConfiguredTrainer)
         way, trainers = combination(self.config), list[OfObjective]()
         for each in self.objectives:
             weight = 1.0 if way.pooled else each.weight
-            cls = self.made_of(*chosen, OfObjective, objective=each, loss_weight=weight)
-            trainer = self._trainer_of(each, cls)
+            trainer = self._trainer_of(each, *chosen, OfObjective, objective=each, loss_weight=weight)
             assert isinstance(trainer, OfObjective)
             trainers.append(trainer)
         kind = PooledObjectives if way.pooled else SeveralObjectives
         return kind(trainers=trainers, updates=self.updates, combination=way)
 
-    def _trainer_of(self, objective: Objective, cls: type[ConfiguredTrainer]) -> ConfiguredTrainer:
-        """A trainer for one objective."""
+    def _trainer_of(self, of: Objective, *bases: type[ConfiguredTrainer], **constants: Any) -> ConfiguredTrainer:
+        """A trainer for one objective, of the class that these bases and constants make."""
         config = self.config
-        return cls(
+        return self.made_of(*bases, **constants)(
             config=config,
             formulas=self.formulas,
             policy=self.policy,
             updates=self.updates,
-            prompts=self.environment(objective),
-            sampling=objective.sampling,
+            prompts=self.environment(of),
+            sampling=of.sampling,
             ends=rollouts.terminators(self.policy, self.tokenizer),
             pad=self.tokenizer.pad_token_id,
             num_generations=config.data.num_generations,

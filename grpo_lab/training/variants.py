@@ -82,9 +82,10 @@ class PaidKL(ConfiguredTrainer):
         batch, rewards = super().score(ctx, prompts, batch)
         mask = self.trained_tokens(ctx, batch)
         batch = super().with_old_and_reference(ctx, replace(batch, completion_mask=mask))
-        penalties = k1_of_each_token(batch, super().coefficients(ctx).beta)
-        if penalties is None:
+        if batch.ref_logprobs is None:  # a run with beta 0 loads no reference
             return batch, rewards
+        k1 = known(batch.old_logprobs, "old_logprobs") - batch.ref_logprobs  # of each token; its mean is the KL
+        penalties = (super().coefficients(ctx).beta * k1).masked_fill(~batch.completion_mask, 0.0)
         return replace(batch, penalties=penalties), rewards - penalties.sum(dim=1).view_as(rewards)
 
     def with_old_and_reference(self, ctx: Context, batch: Batch) -> Batch:
@@ -92,17 +93,6 @@ class PaidKL(ConfiguredTrainer):
 
     def coefficients(self, ctx: Context) -> Coefficients:
         return replace(super().coefficients(ctx), beta=0.0)
-
-
-def k1_of_each_token(batch: Batch, beta: float) -> Tensor | None:
-    """beta x (old_logprobs - ref_logprobs), (B, T) in nats: k1 of each token, whose mean over samples is the KL.
-
-    None without a reference, which a run with beta 0 does not load.
-    """
-    if batch.ref_logprobs is None:
-        return None
-    assert batch.old_logprobs is not None
-    return (beta * (batch.old_logprobs - batch.ref_logprobs)).masked_fill(~batch.completion_mask, 0.0)
 
 
 class SubtractedKL(ConfiguredTrainer):
