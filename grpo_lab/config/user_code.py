@@ -110,9 +110,14 @@ def said(error: BaseException, path: str | Path) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     if isinstance(error, SyntaxError) and error.filename == str(path):
         message, lines = error.msg, [error.lineno]  # its own text names the file too
-    line = " ".join(f"{type(error).__name__}: {message}".split()).removesuffix(":")
-    line = line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
+    line = brief(f"{type(error).__name__}: {message}", LONGEST).removesuffix(":")
     return f"{line} (line {lines[-1]})" if lines else line
+
+
+def brief(text: object, longest: int = 60) -> str:
+    """A text in one line of at most so many characters."""
+    words = " ".join(str(text).split())
+    return words if len(words) <= longest else f"{words[:longest]} ..."
 
 
 def said_in_cell(error: BaseException, path: str | Path) -> str:

@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 import torch
 
 from grpo_lab.config.sections import JudgeConfig
+from grpo_lab.config.user_code import brief
 from grpo_lab.errors import Sentence, joined
 from grpo_lab.metrics import METRICS, of_run
 
 LONGEST_WAIT = 60.0
 """Seconds before a retry at most, whatever a server asks for."""
-LONGEST_TEXT = 60
-"""Characters of an answer or of an error's message that are shown."""
 
 
 @dataclass(frozen=True)
@@ -318,9 +317,3 @@ def number_of(answer: Any) -> float | None:
         raise CallFailed(Sentence("answered {}, no number", brief(repr(values[0]))), again=False) from None
     except OverflowError:
         raise CallFailed(Sentence("answered a whole number beyond 1e308"), again=False) from None
-
-
-def brief(text: object) -> str:
-    """A text in one line of at most LONGEST_TEXT characters."""
-    words = " ".join(str(text).split())
-    return words if len(words) <= LONGEST_TEXT else f"{words[:LONGEST_TEXT]} ..."

@@ -8,13 +8,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from grpo_lab.config import catalog
 from grpo_lab.config.schema import Config
+from grpo_lab.config.user_code import brief
 from grpo_lab.errors import ConfigError, GrpoLabError
 from grpo_lab.tasks.tasks import Tasks
 
 P = ParamSpec("P")
 T = TypeVar("T")
-LONGEST = 60
-"""Characters of a value that an error shows."""
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
@@ -34,9 +33,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
 def wrong(name: str, value: Any, wanted: str, way_out: str) -> GrpoLabError:
     """The error for a value of a wrong type."""
-    shown = " ".join(repr(value).split())
-    shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]} ..."
-    return ConfigError(f"{name} = {shown} is of type {type(value).__name__}: must be {wanted}; {way_out}")
+    return ConfigError(f"{name} = {brief(repr(value))} is of type {type(value).__name__}: must be {wanted}; {way_out}")
 
 
 def _check(name: str, value: Any) -> None:
