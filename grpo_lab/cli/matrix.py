@@ -12,6 +12,7 @@ import typer
 from typer import Option
 
 from grpo_lab.cli.app import INTERRUPTED, Backend, Device, Model, Scheduler, app, given
+from grpo_lab.config.fields import listed
 from grpo_lab.ui import console
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def matrix(
     from grpo_lab.analysis.matrix import NONE, FarPool, Journal, Pool, cells, columns, only, rows
     from grpo_lab.runs import clusters
 
-    guard, chosen = _split(guards), _split(algorithms)
+    guard, chosen = ([name for text in texts or () for name in listed(text)] for texts in (guards, algorithms))
     guard_sets = columns(guard) if guard or not chosen else {NONE: {}}
     every, overrides = not (guard or chosen), given(model, device)
     wanted = only(column, cells(rows(scenario or ()), guard_sets, seeds, steps, overrides, every, algorithms=chosen))
@@ -53,10 +54,6 @@ def matrix(
     with closing(pool):
         results = _finish(wanted, journal, pool, cluster.jobs if cluster else jobs, out)
     _write(out, results)
-
-
-def _split(texts: Sequence[str] | None) -> list[str]:
-    return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
 
 
 def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool | FarPool, jobs: int, out: Path) -> list[Measurement]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config.fields import Settings, build, distinct, settings_of
+from grpo_lab.config.fields import Settings, build, distinct, listed, settings_of
 from grpo_lab.config.schema import KEYS, Config, Switches
 from grpo_lab.errors import ConfigError, check_known, unknown
 from grpo_lab.metrics import LINKS, METRICS, of_objective
@@ -227,8 +227,7 @@ def guards_named(text: str) -> Switches:
     >>> list(guards_named("original, warm_up")), guards_named("none")
     (['clip_gradients', 'warm_up'], {})
     """
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    if not names:
+    if not (names := listed(text)):
         raise ConfigError(f"guards {text!r}: no name; give names of guards or presets, or none")
     stable, found = preset("stable").guards, dict[str, Any]()
     for name in names:

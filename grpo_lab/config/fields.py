@@ -250,7 +250,7 @@ def parse(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if "," in text:
-        return tuple(map(parse, _parts(text)))
+        return tuple(map(parse, listed(text)))
     for convert in (int, float):
         try:
             return convert(text)
@@ -263,10 +263,11 @@ def typed(setting: Setting | None, text: str) -> Any:
     """`parse` for one setting: a setting that takes words keeps `7` and `on` as words."""
     if setting is None or setting.kind not in (str, tuple[str, ...]):
         return parse(text)
-    return _parts(text) if "," in text and setting.kind is not str else text
+    return listed(text) if "," in text and setting.kind is not str else text
 
 
-def _parts(text: str) -> tuple[str, ...]:
+def listed(text: str) -> tuple[str, ...]:
+    """The parts of a text between commas, as ('a', 'b') of "a, b,"."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.config.fields import listed
 from grpo_lab.errors import ConfigError, RunError, check_known
 from grpo_lab.events import Ended, Evaluated, Event, Resumed, Stepped, encodable
 from grpo_lab.runs.first_break import first_break
@@ -222,8 +223,7 @@ def views(names: str, record: Record) -> list[Tracker]:
     >>> views("", Record(None, Path("runs/a")))  # type: ignore[arg-type]
     []
     """
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    check(wanted)
+    check(wanted := listed(names))
     return [Tracker(name, record) for name in wanted]
 
 
