@@ -226,25 +226,16 @@ def _begun_again(
     processes: int | None,
 ) -> Session:
     """The session that goes on with a run or, with a step, that of a new run which is the same one until there."""
-    from grpo_lab.runs.session import Session
-
-    if step is None:
-        if out:
-            raise ConfigError("--resume writes into the run's own folder: --out goes with --fork")
-        return _resumed(folder, recover, child, save, processes)
-    if processes:
-        raise ConfigError("--fork makes the same steps again in one process: start it without --processes or torchrun")
-    try:
-        return Session.fork(folder, step, recover, out, child=child or None, save_model=save == "last")
-    except RunError as error:
-        raise DataError(str(error)) from error
-
-
-def _resumed(folder: Path, recover: Sequence[str], child: bool, save: str, processes: int | None) -> Session:
     from grpo_lab.runs import run_folder
     from grpo_lab.runs.session import Session
 
+    if step is None and out:
+        raise ConfigError("--resume writes into the run's own folder: --out goes with --fork")
+    if step is not None and processes:
+        raise ConfigError("--fork makes the same steps again in one process: start it without --processes or torchrun")
     try:
+        if step is not None:
+            return Session.fork(folder, step, recover, out, child=child or None, save_model=save == "last")
         launched = _take_part_unless_first(lambda: resized(run_folder.read(folder)[0], processes))
         return Session.resume(folder, recover, child=child or launched, save_model=save == "last", processes=processes)
     except RunError as error:
