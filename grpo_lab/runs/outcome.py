@@ -230,7 +230,8 @@ def _training_reward(config: Mapping[str, Any], steps: Iterable[Stepped]) -> _Tr
     # Without the largest quarter, because a collapse is no noise; of a normal noise the others are 0.74 variances.
     usual = jumps[: math.ceil(0.75 * len(jumps))]
     noise = statistics.fmean(usual) / 0.74 if usual else 0.0
-    prompts = _num_prompts(config)
+    of_each = config.get("data", {}).get("num_prompts", 1)
+    prompts = sum(table.get("num_prompts", of_each) for table in config.get("objectives", ())) or of_each
     completions = prompts * config.get("data", {}).get("num_generations", 1)
     count = width * completions if len(finite) >= FEWEST_STEPS else 0
     learned = change(MeanReward(start, count), MeanReward(end, count), noise * completions, errors=2.4, sure=2.4)
@@ -239,12 +240,6 @@ def _training_reward(config: Mapping[str, Any], steps: Iterable[Stepped]) -> _Tr
     fell = change(MeanReward(first, count and completions), MeanReward(end, count), noise * completions, errors=3.0)
     learned = fell if fell is Learned.LOST and learned is not Learned.LEARNED else learned
     return _Training(learned, first, start, end, width * turn, noise * prompts)
-
-
-def _num_prompts(config: Mapping[str, Any]) -> int:
-    """Prompts of a step, of all objectives."""
-    usual = config.get("data", {}).get("num_prompts", 1)
-    return sum(table.get("num_prompts", usual) for table in config.get("objectives", ())) or usual
 
 
 def largest(values: Iterable[float]) -> float:
