@@ -98,7 +98,8 @@ def _log_in(folder: Path) -> Path:
     if formats.event_files(folder) or len(exports) > 1:
         return folder
     printed = sorted(path for kind in ("*.jsonl", "*.log", "*.out") for path in folder.glob(kind))
-    printed = printed or sorted(folder.glob("*.ipynb"))
+    documents = [path for path in sorted(folder.glob("*.json")) if path.name not in ("args.json", "config.json")]
+    printed = printed or sorted(folder.glob("*.ipynb")) or documents
     if len(exports or printed) == 1:
         return (exports or printed)[0]
     raise LogError(tables("files")["errors"]["no_log"].format(folder=folder, count=len(printed)))

@@ -180,7 +180,7 @@ def read_table(text: Text) -> list[Table]:
     for line in text.said.split("\n"):
         if not line.strip() or _PATTERNS["dashes"].match(line):
             continue
-        row = _cells(line)
+        row = [_PATTERNS["range"].sub("", cell) for cell in _cells(line)]
         numbers = [cell for cell in row if number_in(cell) is not None or _PATTERNS["empty"].fullmatch(cell)]
         of_names = len(row) > 1 and not any(number_in(cell) is not None for cell in row)
         if of_names and choose(row) and not _PATTERNS["no_name"].search(line):
@@ -198,7 +198,8 @@ def read_table(text: Text) -> list[Table]:
     with_reward = [name for name, rows in said.items() if "reward" in choose(name.split("\t")) and len(rows) > 5]
     kept = with_reward or sorted(said, key=lambda name: len(said[name]))[-1:]
     read = [table for name in kept for table in read_csv(replace(text, said="\n".join([name, *said[name]]) + "\n"))]
-    left = [fact("other_tables", count=len(said) - len(kept))] if len(said) > len(kept) else []
+    others = sum(bool(rows) for rows in found.values()) - len(kept)
+    left = [fact("other_tables", count=others)] if others else []
     return [replace(table, format="table", notes=[*table.notes, *left]) for table in read]
 
 
@@ -213,7 +214,7 @@ def _cells(line: str) -> list[str]:
 
 def read_csv(text: Text) -> list[Table]:
     """A table for each run of a CSV; none if its first line names no metric. Raises LogError for a damaged file."""
-    if " | " in text.first:
+    if " | " in text.first or text.first.startswith("#"):
         return []
     separator = max(",\t;", key=text.first.count)
     try:
