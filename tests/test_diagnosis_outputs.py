@@ -103,7 +103,7 @@ def test_html_is_escaped_and_complete_in_each_language(monkeypatch):
     for part in ("The norm and the KL explode", "<table>", "learning_rate", "<details>"):
         assert part in shown
     little = diagnose([{"reward": 0.1}])
-    assert "Not enough to judge" in little._repr_html_() and "two or more of grad_norm" in little._repr_html_()
+    assert "Not enough to judge" in little._repr_html_() and "log more of grad_norm" in little._repr_html_()
     monkeypatch.setenv("GRPO_LAB_LANG", "zh")
     for found, words in (
         (little, ["信息不足", "完整的诊断"]),

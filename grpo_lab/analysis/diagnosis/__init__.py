@@ -82,9 +82,12 @@ def _diagnosed(log: Log) -> Diagnosis:
         return Diagnosis(log, (), (), (), (fact("rows_before", step=int(log.steps[0])),))
     shown = {name for name, sighting in seen.items() if isinstance(sighting, rules.Evidence)}
     broken = ", ".join(name for name, curve in log.metrics.items() if len(curve) and not math.isfinite(curve.iloc[-1]))
-    about = {"crash": repr(log.crash), "kind": measures(log, "reward").get("kind"), "broken": broken}
-    known = {"steps": len(log.steps), **about}
+    reward = measures(log, "reward")
+    about = {"crash": repr(log.crash), "kind": reward.get("kind"), "broken": broken}
+    known = {"steps": reward["count"] or len(log.steps), **about}
     rows = [(key, {**known, **rule}) for key, rule in rules.tables("story")["lacking"].items()]
+    for values in (values for _, values in rows if "metrics" in values):
+        values["metrics"] = ", ".join(name for name in values["metrics"].split(", ") if name not in log.metrics)
     lacking = [fact(key, **values) for key, values in rows if holds(values["when"], log=log, seen=shown, **values)]
     return Diagnosis(log, _ranked(findings), tuple(possible), unseen, tuple(lacking))
 

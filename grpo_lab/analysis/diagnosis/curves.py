@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -56,7 +57,7 @@ def unrest(values: Curve) -> float:
 
 
 class Course(NamedTuple):
-    """The course of one curve: its levels, means of `width` values, and where it changed; story.toml explains them."""
+    """The course of one curve: its levels, and the places where it changed; data/diagnosis/story.toml explains them."""
 
     kind: str
     first: float
@@ -68,41 +69,87 @@ class Course(NamedTuple):
     dip_at: int
     sure: float
     width: int
+    """The number of values at the end that are of the last level."""
+
+
+def without_stray(values: Curve) -> Curve:
+    """The curve, where the one value that is far from its neighbours, as no other is, becomes their mean."""
+    away = np.abs(values[1:-1] - (values[:-2] + values[2:]) / 2)
+    inside = int(np.argmax(away)) + 1
+    others = np.delete(away, slice(max(0, inside - 2), inside + 1))
+    if away[inside - 1] <= 4 * max(np.max(others, initial=0.0), abs(float(values[inside - 1] - values[inside + 1]))):
+        return values
+    return np.concatenate([values[:inside], [(values[inside - 1] + values[inside + 1]) / 2], values[inside + 1 :]])
+
+
+def jumps(values: Curve, deviation: float) -> list[int]:
+    """The places at which the mean of a curve changes from one value to the next, by halves of the halves.
+
+    The means of the two halves must differ by `jump` of their standard errors.
+    """
+    found, parts = [], [(0, len(values))]
+    while parts:
+        begin, end = parts.pop()
+        sizes = np.arange(1, end - begin)
+        sums = np.cumsum(values[begin:end])
+        gaps = np.abs(sums[:-1] / sizes - (sums[-1] - sums[:-1]) / sizes[::-1])
+        errors = np.maximum(deviation * np.sqrt(1 / sizes + 1 / sizes[::-1]), 1e-12)
+        if np.max(gaps / errors, initial=0) > _LIMITS["jump"]:
+            place = begin + 1 + int(np.argmax(gaps / errors))
+            found.append(place)
+            parts += [(begin, place), (place, end)]
+    return sorted(found)
+
+
+def scatter(values: Curve) -> float:
+    """The standard deviation of a curve about short straight lines, without its largest bends, which jumps make."""
+    bends = np.sort(np.abs(values[:-2] - 2 * values[1:-1] + values[2:]))
+    kept = bends[: -max(min(2, len(values) // 6), len(values) // 20)]
+    most = NormalDist().inv_cdf((1 + len(kept) / len(bends)) / 2)  # kept of the bends of normal noise
+    usual = 2 * len(bends) / len(kept) * (NormalDist().pdf(0) - NormalDist().pdf(most))
+    return float(np.mean(kept)) / usual / math.sqrt(6)
 
 
 def course(values: Curve) -> Course | None:
     """The course of finite values; None for less than six of them."""
     if len(values) < 6:
         return None
-    rough = noise(values) > _LIMITS["rough"] * float(np.ptp(values))
-    width = min(20, max(3, len(values) // (6 if rough else 10)))
-    level = np.convolve(values, np.ones(width) / width, "valid")
-    first, last, top, top_at = float(level[0]), float(level[-1]), float(level.max()), int(np.argmax(level))
-    bends = values[:-2] - 2 * values[1:-1] + values[2:]  # about straight lines: a steep course is no noise
-    deviation = float(np.mean(np.abs(bends))) * math.sqrt(math.pi / 12)
+    values = without_stray(values)
+    size = len(values)
+    width = min(20, max(3, size // 8))
+    deviation = scatter(values)
     hits = values != np.median(values)
     if hits.mean() < _LIMITS["rare"] and np.count_nonzero(np.diff(hits)) >= hits.sum():  # lone hits are no level
         deviation = float(values.std())
-    sure = max(_LIMITS["sure"] * deviation * math.sqrt(2 / width), 0.02 * float(np.abs(level).max()))
+    parts = np.array([0, *jumps(values, deviation), size])
+    part = np.searchsorted(parts, np.arange(size), "right") - 1
+    low = np.maximum(parts[part], np.minimum(np.arange(size) - width // 2, parts[part + 1] - width))
+    high = np.minimum(parts[part + 1], low + width)
+    level = np.add.reduceat(np.append(values, 0), np.stack([low, high], 1).ravel())[::2] / (high - low)
+    first, last, top, top_at = float(level[0]), float(level[-1]), float(level.max()), int(np.argmax(level))
+    rows = int(high[-1] - low[-1])
+    sure = _LIMITS["sure"] * deviation * math.sqrt(1 / rows + 1 / (high[0] - low[0]))
+    least = 0.02 * float(np.abs(level).max())
+    sure = max(sure, least)
     lost, gained = top - last, top - first
-    still_high = np.flatnonzero(level[top_at:] >= top - 0.2 * lost)[-1] + top_at if lost > 0 else len(level) - 1
-    fell_at = min(len(values) - 1, int(still_high) + math.ceil(0.8 * width))
+    still_high = int(np.flatnonzero(level >= top - 0.2 * max(lost, 0))[-1])
+    middle = (top + last) / 2
+    below = np.flatnonzero(level[still_high:] < middle)
+    for_good = len(below) > 0 and np.mean(level[still_high + below[0] :] > middle) <= _LIMITS["back"]
+    slow = gained <= sure and np.sum(level[still_high:] > last + 0.2 * lost) > _LIMITS["slow"] * size
     depth = np.minimum(np.maximum.accumulate(level), np.maximum.accumulate(level[::-1])[::-1]) - level
-    low = int(np.argmax(depth))
-    later = level[min(int(still_high) + width, len(level) - 1) :]
-    for_good = np.mean(later > (top + last) / 2) <= _LIMITS["back"]
-    if lost > max(sure, 0.1 * abs(top)) and (gained <= sure or lost > 0.5 * gained) and for_good:
+    dip_at = int(np.argmax(depth))
+    if lost > max(sure, 0.1 * abs(top)) and (gained <= sure or lost > 0.5 * gained) and for_good and not slow:
         kind = "fell"
-    elif depth[low] > max(1.5 * sure, 0.4 * abs(float(level[low] + depth[low]))):
+    elif depth[dip_at] > max(1.5 * sure, 0.4 * abs(float(level[dip_at] + depth[dip_at]))):
         kind = "dipped"
-    elif abs(last - first) <= sure and abs(trend(values)) <= _LIMITS["trend"]:
+    elif abs(last - first) <= (sure if abs(trend(values)) <= _LIMITS["trend"] else least):
         kind = "flat"
-    elif abs(float(np.median(values[-width:]) - np.median(values[:width]))) < 0.35 * abs(last - first):
-        kind = "flat"  # but for a few values at an end
     else:
         kind = "rose" if last > first else "declined"
-    peak = min(top_at + width // 2, len(values) - 1)
-    return Course(kind, first, last, top, peak, fell_at, float(level[low]), low + width // 2, sure, width)
+    return Course(
+        kind, first, last, top, top_at, min(still_high + 1, size - 1), float(level[dip_at]), dip_at, sure, rows
+    )
 
 
 def at(place: int, values: Curve, shown: bool = True) -> Mask:
@@ -116,7 +163,8 @@ def fell(values: Curve) -> Mask:
     found = course(values[known])
     if found is None or found.kind != "fell":
         return at(0, values, False)
-    return at(known[found.fell_at], values, found.top - found.last > 0.3 * abs(found.top))
+    lasts = len(known) - found.fell_at > 2
+    return at(known[found.fell_at], values, lasts and found.top - found.last > 0.3 * abs(found.top))
 
 
 def same_to_the_end(values: Curve) -> Mask:
@@ -155,7 +203,9 @@ def breaks(values: Curve) -> Mask:
     place = max(range(3, len(values) - 3), key=lambda k: float(values[k - 3 : k].mean() - values[k : k + 5].mean()))
     before, after = values[:place], values[place:]
     jump = float(np.median(before[-5:]) - np.median(after[:5]))
-    at_once = float(before[-1] - after[1]) > 0.6 * jump  # a row may be the mean of steps before and after
+    drops = values[:-2] - values[2:]  # a row may be the mean of steps before and after
+    slope = float(np.max(np.delete(drops, [place - 2, place - 1]), initial=0))
+    at_once = float(drops[place - 1]) > max(0.6 * jump, 1.5 * slope)
     lower = float(np.max(after[1:])) < float(np.min(before[-5:]))
     return at(place, values, jump > 3.5 * max(level_noise(before), noise(after)) and at_once and lower)
 
@@ -249,6 +299,7 @@ def soon(mask: Mask, values: Curve) -> int | None:
 PLACES: dict[str, Callable[[Mask, Curve], int | None]] = {
     "once": lambda mask, values: first_true(mask),
     "first": lambda mask, values: 0 if mask[0] else None,
+    "first update": lambda mask, values: 0 if mask[0] else None,
     "soon": soon,
     "often": share(0.4),
     "mostly": share(0.5),
@@ -261,6 +312,7 @@ PLACES: dict[str, Callable[[Mask, Curve], int | None]] = {
 """For each `when` of a symptom that looks at steps, the step of a mask that shows it."""
 WHOLES: dict[str, Callable[[Curve], float]] = {
     "late": lambda values: float(np.median(values[len(values) // 2 :])),
+    "late mean": lambda values: float(np.mean(values[len(values) // 2 :])),
     "end": lambda values: float(np.mean(values[-max(2, len(values) // 10) :])),
     "trend": trend,
     "unrest": unrest,

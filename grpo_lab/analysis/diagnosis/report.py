@@ -119,8 +119,12 @@ def story(log: Log, language: str) -> str:
 
     def say(key: str, values: Mapping[str, Any]) -> str:
         numbers = {name: Number(value) for name, value in values.items() if isinstance(value, float)}
-        for pair in [(numbers[a], numbers[b]) for a, b in (("first", "last"), ("begin", "end")) if a in numbers]:
-            if f"{pair[0]}" == f"{pair[1]}" and not math.isclose(*pair, rel_tol=0.002):
+        ends = [("first", "last"), ("begin", "end"), ("least", "most")]
+        for pair in [(numbers[a], numbers[b]) for a, b in ends if a in numbers]:
+            said = [float(f"{each}".replace(",", "")) for each in pair]
+            if abs(np.diff(said) - np.diff(pair)) > 0.25 * abs(np.diff(pair)) and not math.isclose(
+                *pair, rel_tol=0.002
+            ):
                 pair[0].digits = pair[1].digits = 3
         return word(f"story.{key}", **{**values, **numbers})
 
@@ -151,14 +155,13 @@ def measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
         return {"count": 0}
     known = {"count": len(values), "begin": float(values[0]), "end": float(values[-1]), "mean": float(values.mean())}
     known |= {"least": float(values.min()), "most": float(values.max()), "median": float(np.median(values))}
-    known |= {"most_at": steps[int(values.argmax())], "usual": METRICS[name].high}
+    known |= {"most_at": steps[int(values.argmax())], "least_at": steps[int(values.argmin())]}
+    known |= {"usual": METRICS[name].high, "ninth": float(np.quantile(values, 0.9))}
     known |= {"at_most": float(np.mean(values == values.max())), "zeros": float(np.mean(np.abs(values) < 1e-6))}
-    known["ninth"] = float(np.quantile(values, 0.9))
     if found := course(values):
         known |= {key: steps[value] if key.endswith("_at") else value for key, value in found._asdict().items()}
         before = [value for step, value in zip(steps, values, strict=True) if since is not None and step < since]
-        begins = start(values) if name != "reward" or found.kind in ("rose", "declined") else found.first
-        known["first"] = float(np.median(before[-5:])) if before else begins
+        known["first"] = float(np.median(before[-5:])) if before else found.first
         known["late"] = float(np.median(values[-found.width :]))
     return known
 

@@ -183,10 +183,10 @@ class Symptom:
         if len(series) < self.steps:
             return None
         steps, values = series.index.to_numpy(), series.to_numpy(np.float64)
-        late = log.begins_late or (len(steps) == 1 and steps[0] > 1)  # TRL and verl count from 1
-        if late and self.when in ("first", "nearly always"):
+        alone = len(steps) == 1 or self.when == "first update"  # TRL and verl count from 1
+        if self.when in ("first", "first update", "nearly always") and (log.begins_late or (alone and steps[0] > 1)):
             return Unknown(self.metric, fact("begins_at", step=int(steps[0])))
-        if self.when == "first" and log.updates_a_row > 1:
+        if self.when in ("first", "first update") and log.updates_a_row > 1:
             return Unknown(self.metric, fact("mean_of_updates", updates=log.updates_a_row))
         place = self._place(log, steps, values)
         if self.steady and log.metrics.keys().isdisjoint(self.steady):
