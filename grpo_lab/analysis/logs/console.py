@@ -75,10 +75,10 @@ def read_console(text: Text) -> list[Table]:
     return [Table(columns, kind, notes, source, count_by=text.logging_steps, **about)]
 
 
-def record_forms(said: str) -> tuple[bool, ...]:
-    """Whether a text has two records of verl at least, and two dictionaries of Trainer: other lines count no more."""
+def record_forms(said: str) -> tuple[int, ...]:
+    """The records of verl in a text, and the dictionaries of Trainer, up to two: no other lines count beside them."""
     forms = (_VERL["begin"], _PATTERNS["dictionary"])
-    return tuple(len([*itertools.islice(form.finditer(said), 2)]) > 1 for form in forms)
+    return tuple(len([*itertools.islice(form.finditer(said), 2)]) for form in forms)
 
 
 def _rows(said: str) -> Iterator[_Row]:
@@ -95,7 +95,7 @@ def _rows(said: str) -> Iterator[_Row]:
         known = measured(pairs)
         before = PREFIX.sub("", match["before"] or "")
         alone = (match["row"] or "").startswith("{'") and _PATTERNS["before"].fullmatch(before) is not None
-        own = alone and _PATTERNS["of_trainer"].match(match["row"]) if dictionaries else True
+        own = alone and _PATTERNS["of_trainer"].match(match["row"]) if dictionaries > 1 else True
         if not (_VERL["begin"].search(line) if records else own):  # something else printed it
             continue
         joins = (row.counts and pairs) or (row.values and (choose(pairs) or counters(pairs)))

@@ -175,17 +175,24 @@ def read_table(text: Text) -> list[Table]:
     """
     found: dict[str, list[str]] = {}
     cells: list[str] = []
-    if any(record_forms(text.said)):  # a trainer printed samples in tables between its records
+    headings: dict[int, str] = {}
+    of_evaluations = set[str]()
+    if max(record_forms(text.said)) > 1:  # a trainer printed samples in tables between its records
         return []
     for line in text.said.split("\n"):
         if not line.strip() or _PATTERNS["dashes"].match(line):
             continue
+        if heading := _PATTERNS["heading"].match(line):
+            level = heading.end()
+            headings = {place: above for place, above in headings.items() if place < level} | {level: line}
         row = [_PATTERNS["range"].sub("", cell) for cell in _cells(line)]
         numbers = [cell for cell in row if number_in(cell) is not None or _PATTERNS["empty"].fullmatch(cell)]
         of_names = len(row) > 1 and not any(number_in(cell) is not None for cell in row)
         if of_names and choose(row) and not _PATTERNS["no_name"].search(line):
             cells = row
-            found.setdefault("\t".join(cells), [])
+            found.setdefault(name := "\t".join(cells), [])
+            if _PATTERNS["of_evaluations"].match(" ".join(headings.values())):
+                of_evaluations.add(name)
         elif cells and len(row) - len(cells) in (0, 1) and 2 * len(numbers) > len(row) and "".join(row):
             own = row[len(row) - len(cells) :]  # pandas numbers the rows
             found["\t".join(cells)].append(
@@ -196,7 +203,8 @@ def read_table(text: Text) -> list[Table]:
     least = max(1, min(3, max(map(len, found.values()), default=0)))
     said = {name: rows for name, rows in found.items() if len(rows) >= least}
     with_reward = [name for name, rows in said.items() if "reward" in choose(name.split("\t")) and len(rows) > 5]
-    kept = with_reward or sorted(said, key=lambda name: len(said[name]))[-1:]
+    trained = [name for name in with_reward if name not in of_evaluations]
+    kept = trained or with_reward or sorted(said, key=lambda name: len(said[name]))[-1:]
     read = [table for name in kept for table in read_csv(replace(text, said="\n".join([name, *said[name]]) + "\n"))]
     others = sum(bool(rows) for rows in found.values()) - len(kept)
     left = [fact("other_tables", count=others)] if others else []

@@ -112,6 +112,6 @@ def by_rows(text: str, places: Sequence[int]) -> dict[int, str]:
         sure = [line for line in likely if _PATTERNS["error"].match(line)]
         known = [line for line in sure if _LIMITS["of_ray"] not in line] or sure or likely
         rows = bisect.bisect(places, start.start())
-        if known and (rows not in found or not known[0].partition(":")[0].endswith(tuple(_LIMITS["launchers"]))):
+        if known and (rows not in found or not any(each in known[0] for each in _LIMITS["launchers"])):
             found[rows] = known[0].rstrip(":")
     return found
