@@ -65,6 +65,8 @@ class Course(NamedTuple):
     top: float
     top_at: int
     fell_at: int
+    high: int
+    """The number of values about the highest level."""
     dip: float
     dip_at: int
     sure: float
@@ -132,7 +134,8 @@ def course(values: Curve) -> Course | None:
     least = 0.02 * float(np.abs(level).max())
     sure = max(sure, least)
     lost, gained = top - last, top - first
-    still_high = int(np.flatnonzero(level >= top - 0.2 * max(lost, 0))[-1])
+    high_at = np.flatnonzero(level >= top - 0.2 * max(lost, 0))
+    still_high = int(high_at[-1])
     middle = (top + last) / 2
     below = np.flatnonzero(level[still_high:] < middle)
     for_good = len(below) > 0 and np.mean(level[still_high + below[0] :] > middle) <= _LIMITS["back"]
@@ -147,9 +150,8 @@ def course(values: Curve) -> Course | None:
         kind = "flat"
     else:
         kind = "rose" if last > first else "declined"
-    return Course(
-        kind, first, last, top, top_at, min(still_high + 1, size - 1), float(level[dip_at]), dip_at, sure, rows
-    )
+    fell_at, dip, high = min(still_high + 1, size - 1), float(level[dip_at]), len(high_at)
+    return Course(kind, first, last, top, top_at, fell_at, high, dip, dip_at, sure, rows)
 
 
 def at(place: int, values: Curve, shown: bool = True) -> Mask:
@@ -163,7 +165,7 @@ def fell(values: Curve) -> Mask:
     found = course(values[known])
     if found is None or found.kind != "fell":
         return at(0, values, False)
-    lasts = len(known) - found.fell_at > 2
+    lasts = min(len(known) - found.fell_at, found.high) > max(2, len(known) / 20)
     return at(known[found.fell_at], values, lasts and found.top - found.last > 0.3 * abs(found.top))
 
 
