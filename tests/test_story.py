@@ -31,7 +31,7 @@ def told(language="en", first=1, crash="", **curves):
     ("curves", "said", "not_said"),
     [
         ({"reward": LEVEL}, ["no clear change beyond its noise"], ["→ 0.8", "recover"]),
-        ({"reward": FALL}, ["0.1", "0.6", "from step 9", "did not recover"], ["dip"]),
+        ({"reward": FALL}, ["0.1", "0.5", "from step 9", "did not recover"], ["dip"]),
         ({"reward": DIP}, ["dip to 0.0", "about step", "recovered"], ["not recover"]),
         ({"reward": 0.95 + NOISE / 10}, ["high from the start"], ["noise"]),
         ({"reward": [0.5] * 120}, ["0.5 in every step"], ["noise"]),

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -103,15 +102,6 @@ def jumps(values: Curve, deviation: float) -> list[int]:
     return sorted(found)
 
 
-def scatter(values: Curve) -> float:
-    """The standard deviation of a curve about short straight lines, without its largest bends, which jumps make."""
-    bends = np.sort(np.abs(values[:-2] - 2 * values[1:-1] + values[2:]))
-    kept = bends[: -max(min(2, len(values) // 6), len(values) // 20)]
-    most = NormalDist().inv_cdf((1 + len(kept) / len(bends)) / 2)  # kept of the bends of normal noise
-    usual = 2 * len(bends) / len(kept) * (NormalDist().pdf(0) - NormalDist().pdf(most))
-    return float(np.mean(kept)) / usual / math.sqrt(6)
-
-
 def course(values: Curve) -> Course | None:
     """The course of finite values; None for less than six of them."""
     if len(values) < 6:
@@ -119,7 +109,8 @@ def course(values: Curve) -> Course | None:
     values = without_stray(values)
     size = len(values)
     width = min(20, max(3, size // 8))
-    deviation = scatter(values)
+    bends = values[:-2] - 2 * values[1:-1] + values[2:]  # about straight lines: a steep course is no noise
+    deviation = float(np.mean(np.abs(bends))) * math.sqrt(math.pi / 12)
     hits = values != np.median(values)
     if hits.mean() < _LIMITS["rare"] and np.count_nonzero(np.diff(hits)) >= hits.sum():  # lone hits are no level
         deviation = float(values.std())
