@@ -45,6 +45,7 @@ NAN, INF = math.nan, math.inf
 CAUSES = {cause.name: cause for cause in rules.CAUSES}
 LOGS = {path.stem: path for path in (Path(__file__).parent / "logs" / "causes").glob("*.csv")}
 SICK = sorted(LOGS.keys() - {HEALTHY})
+WOBBLE = 0.02 * (np.arange(60) % 3)
 NOISY = [0.3 + wave for wave in [0.02, -0.01, 0.0, 0.015, -0.02, 0.01, -0.015, 0.005, -0.005, 0.0] * 2]
 """Twenty values without a trend."""
 
@@ -423,6 +424,22 @@ def test_a_curve_that_speaks_against_a_cause_rules_it_out(cause, metric, values)
     base = curves_of(cause)
     for shown, there in ((base, True), (base | {metric: values}, False)):
         findings = diagnose(pd.DataFrame(shown)).findings
+        assert (cause in [found.cause.name for found in findings]) == there
+
+
+@pytest.mark.parametrize(
+    ("cause", "metric", "shown", "spared"),
+    [
+        ("reward-fell-back", "reward", [0.3] * 5 + [0.9] * 6 + [0.3] * 49, [0.3] + [0.9] * 3 + [0.3] * 56),
+        ("reward-broke", "reward", [0.8] * 30 + [0.2] * 30 + WOBBLE, np.linspace(0.8, 0.2, 60) + WOBBLE),
+        ("nothing-to-learn-from", "frac_reward_zero_std", [1.0] * 60, [1.0, 1.0, 0.0] * 20),
+        ("noise-in-the-passes", "step", range(1, 61), range(10, 610, 10)),
+    ],
+)
+def test_what_only_looks_like_a_cause_is_spared(cause, metric, shown, spared):
+    flat = pd.DataFrame({"reward": 0.3 + WOBBLE, "kl": 0.1 + WOBBLE, "entropy": 0.5 + WOBBLE, "grad_norm": 1.0})
+    for given, there in ((shown, True), (spared, False)):
+        findings = diagnose(flat.assign(**{metric: given})).findings
         assert (cause in [found.cause.name for found in findings]) == there
 
 

@@ -30,6 +30,7 @@ from grpo_lab.metrics import METRICS, OTHER_NAMES
 LOGS = Path(__file__).parent / "logs"
 EXPECTED, NAMES = (json.loads((LOGS / f"{name}.json").read_text(encoding="utf-8")) for name in ("expected", "names"))
 FIELDS = ("format", "source", "name", "hides_nan", "updates_a_row", "settings", "crash", "unread", "begins_late")
+HEAD = "Traceback (most recent call last):\n  File 'a'"
 TRACEBACK = "Traceback (most recent call last):\n  File 'a.py', line 1\nRuntimeError: CUDA error\n"
 
 
@@ -160,18 +161,14 @@ def test_rewards_of_which_rounding_is_left_are_none(write):
     ("text", "says"),
     [
         (
-            "Traceback (most recent call last):\n  File 'a'\nray.exceptions.RayTaskError(ValueError): ray::run()\n"
-            "  File 'b'\n    x\nValueError: 3\n(pid=2) INFO: bye\n",
+            f"{HEAD}\na.RayTaskError(ValueError): ray::run()\n  File 'b'\n    x\nValueError: 3\n(pid=2) INFO\n",
             "ValueError: 3",
         ),
-        (
-            "Traceback (most recent call last):\n  File 'a'\nINFO: saved\nmy.OutOfMemoryError: full\n",
-            "my.OutOfMemoryError: full",
-        ),
-        ("Traceback (most recent call last):\n  File 'a'\n    x\nKeyboardInterrupt\n", "KeyboardInterrupt"),
-        ("Traceback (most recent call last):\n  File 'a'\nqueue.Empty\n", "queue.Empty"),
+        (f"{HEAD}\nINFO: saved\nmy.OutOfMemoryError: full\n", "my.OutOfMemoryError: full"),
+        (f"{HEAD}\n    x\nKeyboardInterrupt\n", "KeyboardInterrupt"),
+        (f"{HEAD}\nqueue.Empty\n", "queue.Empty"),
         ("╭─ Traceback (most recent call last) ─╮\n│ a.py:1 in f │\n╰─────╯\nRuntimeError: 1\n", "RuntimeError: 1"),
-        ("Traceback (most recent call last):\n  File 'a'", ""),
+        (HEAD, ""),
         ("x\nRuntimeError: CUDA error: an assert\nCUDA kernel errors\n", "RuntimeError: CUDA error: an assert"),
         ("a row\nKilled\n", "Killed"),
         ("a row\nslurmstepd: error: JOB 3 CANCELLED\n", "slurmstepd: error: JOB 3 CANCELLED"),

@@ -14,11 +14,12 @@ from grpo_lab.analysis.diagnosis.rules import tables
 from grpo_lab.analysis.logs import Log
 from grpo_lab.metrics import METRICS
 
+STEPS = np.arange(120)
 NOISE = np.random.default_rng(0).normal(0, 0.02, 120)
 LEVEL = np.full(120, 0.4) + NOISE
 RISE = np.linspace(0.1, 0.8, 120) + NOISE
-FALL = np.where(np.arange(1, 121) < 90, RISE, 0.02 + NOISE / 10)
-DIP = np.where((np.arange(120) > 50) & (np.arange(120) < 70), 0.05, 0.6) + NOISE
+FALL = np.where(STEPS < 89, RISE, 0.02 + NOISE / 10)
+DIP = np.where((STEPS > 50) & (STEPS < 70), 0.05, 0.6) + NOISE
 
 
 def told(language="en", first=1, crash="", **curves):
@@ -48,7 +49,7 @@ def told(language="en", first=1, crash="", **curves):
             [],
         ),
         (
-            {"reward": RISE, "kl": np.where(np.arange(120) < 60, 0.1, math.nan), "loss": LEVEL},
+            {"reward": RISE, "kl": np.where(STEPS < 60, 0.1, math.nan), "loss": LEVEL},
             ["not finite from step 61 on: kl"],
             ["loss"],
         ),
@@ -65,7 +66,7 @@ def told(language="en", first=1, crash="", **curves):
             ["held-out reward rose 0.2 → 0.5"],
             ["fell"],
         ),
-        ({"reward": LEVEL, "grad_norm": np.where(np.arange(120) == 30, 1e6, 1.0)}, ["reached 1e+06 in step 31"], []),
+        ({"reward": LEVEL, "grad_norm": np.where(STEPS == 30, 1e6, 1.0)}, ["reached 1e+06 in step 31"], []),
         ({"reward": LEVEL, "kl": [2.0] * 60 + [0.5] * 60}, ["KL fell 2 → 0.5"], ["reached"]),
         ({"reward": LEVEL, "kl": [900.0] * 5 + [0.5] * 115}, ["reached 900"], ["fell"]),
         ({"reward": LEVEL, "grad_norm": [0.01] * 90 + [1.9] * 30}, [], ["reached"]),
@@ -79,18 +80,14 @@ def told(language="en", first=1, crash="", **curves):
         ({"reward": LEVEL, "grad_norm": [2e9] * 120}, ["is about 2e+09 throughout"], ["reached"]),
         ({"reward": LEVEL, "frac_reward_zero_std": [1.0] * 120}, ["in no group"], []),
         ({"reward": [0.5] * 120, "frac_reward_zero_std": [1.0] * 120}, [], ["group"]),
-        (
-            {"reward": np.where(np.isin(np.arange(120), (12, 24, 27)), 0.2, -0.1)},
-            ["no clear change"],
-            ["recover", "rose"],
-        ),
+        ({"reward": np.where(np.isin(STEPS, (12, 24, 27)), 0.2, -0.1)}, ["no clear change"], ["recover", "rose"]),
         (
             {"reward": [0.4, 0.24, 0.1, 0.0, 0.31, 0.21, 0.0, 0.0, 0.1, 0.0, -0.16, 0.05] + [None] * 108},
             ["→ -0.037"],
             ["recover"],
         ),
         (
-            {"reward": LEVEL, "kl": np.where(np.arange(120) == 9, math.nan, 0.1)},
+            {"reward": LEVEL, "kl": np.where(STEPS == 9, math.nan, 0.1)},
             ["not finite in 1 of 120 rows, first in step 10: kl"],
             [],
         ),
@@ -100,13 +97,9 @@ def told(language="en", first=1, crash="", **curves):
             ["6", "% of completions are cut off at first, 100%"],
             ["from the start on"],
         ),
-        (
-            {"reward": np.where(np.arange(120) == 30, 0.9, LEVEL)},
-            ["no clear change", "reached 0.9 in step 31"],
-            ["was"],
-        ),
-        ({"reward": np.where(np.arange(120) == 30, -0.9, LEVEL)}, ["was -0.9 in step 31"], ["reached", "dip"]),
-        ({"reward": 0.8 - np.abs(np.arange(120) - 80) / 160 + NOISE / 2}, ["→ 0.79 by step 78", "back to 0.58"], []),
+        ({"reward": np.where(STEPS == 30, 0.9, LEVEL)}, ["no clear change", "reached 0.9 in step 31"], ["was"]),
+        ({"reward": np.where(STEPS == 30, -0.9, LEVEL)}, ["was -0.9 in step 31"], ["reached", "dip"]),
+        ({"reward": 0.8 - np.abs(STEPS - 80) / 160 + NOISE / 2}, ["→ 0.79 by step 78", "back to 0.58"], []),
         ({"reward": 0.3 + NOISE / 40}, ["between 0.299 and 0.301 in every step, next to constant"], ["noise"]),
         ({"reward": LEVEL, "grad_norm": [1.0] * 60 + [0.0] * 60}, ["the gradient norm fell to 0"], []),
     ],

@@ -162,7 +162,9 @@ def measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
         known |= {key: steps[value] if key.endswith("_at") else value for key, value in found._asdict().items()}
         before = [value for step, value in zip(steps, values, strict=True) if since is not None and step < since]
         known["first"] = float(np.median(before[-5:])) if before else found.first
-        known["late"] = float(np.median(values[-found.width :]))
+        known["late"] = float(np.median(values[-max(3, found.width) :]))
+        if name != "reward" and found.width < 3:  # the last row alone is no level of a curve that is told beside it
+            known["last"] = known["late"]
     return known
 
 

@@ -9,7 +9,7 @@ import csv
 import html
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -185,7 +185,7 @@ def read_table(text: Text) -> list[Table]:
         if heading := _PATTERNS["heading"].match(line):
             level = heading.end()
             headings = {place: above for place, above in headings.items() if place < level} | {level: line}
-        row = [_PATTERNS["range"].sub("", cell) for cell in _cells(line)]
+        row = [_PATTERNS["range"].sub("", cell) for cell in _cells(line.replace("`", ""))]
         numbers = [cell for cell in row if number_in(cell) is not None or _PATTERNS["empty"].fullmatch(cell)]
         of_names = len(row) > 1 and not any(number_in(cell) is not None for cell in row)
         if of_names and choose(row) and not _PATTERNS["no_name"].search(line):
@@ -205,10 +205,23 @@ def read_table(text: Text) -> list[Table]:
     with_reward = [name for name, rows in said.items() if "reward" in choose(name.split("\t")) and len(rows) > 5]
     trained = [name for name in with_reward if name not in of_evaluations]
     kept = trained or with_reward or sorted(said, key=lambda name: len(said[name]))[-1:]
+    beside = [] if len(kept) > 1 else [other for other in said if _same_steps(said, *kept, other)]
+    for other in beside:
+        (name,), before = kept, "eval/" if other in of_evaluations else ""
+        kept = ["\t".join([name, *(before + each for each in other.split("\t")[1:])])]
+        more = [row.partition("\t")[2] for row in said[other]]
+        said[kept[0]] = ["\t".join(pair) for pair in zip(said[name], more, strict=True)]
     read = [table for name in kept for table in read_csv(replace(text, said="\n".join([name, *said[name]]) + "\n"))]
-    others = sum(bool(rows) for rows in found.values()) - len(kept)
+    others = sum(bool(rows) for rows in found.values()) - len(kept) - len(beside)
     left = [fact("other_tables", count=others)] if others else []
     return [replace(table, format="table", notes=[*table.notes, *left]) for table in read]
+
+
+def _same_steps(said: Mapping[str, list[str]], name: str, other: str) -> bool:
+    """Whether another table has the first column of this one, and other columns beside it."""
+    own, its = ([name, *rows] for name, rows in ((name, said[name]), (other, said[other])))
+    same = [row.partition("\t")[0] for row in own] == [row.partition("\t")[0] for row in its]
+    return same and {*name.split("\t")} & {*other.split("\t")} == {name.partition("\t")[0]}
 
 
 def _cells(line: str) -> list[str]:
