@@ -22,9 +22,8 @@ from grpo_lab.runs.session import Session
 from grpo_lab.training import recorder as module
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.ui.plots import strip, style
-from grpo_lab.ui.widgets.anatomy import AnatomyView
 from grpo_lab.ui.widgets.live import CHAIN_WIDE, LiveFigure
-from grpo_lab.ui.widgets.panel import Panel
+from grpo_lab.ui.widgets.panel import AnatomyView, Panel
 
 INF, NAN = math.inf, math.nan
 NAME = "lecture-cuda-001"

@@ -55,13 +55,12 @@ def new_folder(wanted: Path) -> Path:
                 (free := next_free(wanted)).mkdir()
                 return free
     except OSError as error:
-        way_out = "work in a folder that you may write to"
-        raise RunError(f"{wanted} cannot be made: {error.strerror}; {way_out}") from error
+        raise RunError(f"{wanted} cannot be made: {error.strerror}; work in a folder that you may write to") from error
 
 
-def default_folder(config: Config) -> Path:
+def default_folder(name: str, runs: Path = Path("runs")) -> Path:
     """The folder runs/<time>-<name>, with a number if it exists."""
-    return next_free(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}")
+    return next_free(runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
 
 
 def read(folder: Path) -> tuple[Config, list[Event]]:
@@ -172,10 +171,10 @@ def held(folder: Path, by_process: bool = False) -> Iterator[None]:
         with FileLock(folder / LOCK, timeout=0, is_singleton=by_process):
             yield
     except Timeout as error:
+        by = "another process"
         with suppress(OSError, ValueError):
-            pid = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8")).get("pid")
-            raise RunError(f"{folder} is written by process {pid}; wait for its end, or stop it") from error
-        raise RunError(f"{folder} is written by another process; wait for its end, or stop it") from error
+            by = f"process {json.loads((folder / ENVIRONMENT).read_text(encoding='utf-8')).get('pid')}"
+        raise RunError(f"{folder} is written by {by}; wait for its end, or stop it") from error
 
 
 def num_lines(folder: Path) -> int:

@@ -162,7 +162,7 @@ class Session(Record):
             raise RunError("another process loads model, tasks and rewards itself: name them in the config")
         if model and (config.run.max_restarts or fit):
             raise RunError("run.max_restarts or fit: a restart loads the model again: name it in the config")
-        super().__init__(config, Path(directory) if directory else run_folder.default_folder(config))
+        super().__init__(config, Path(directory) if directory else run_folder.default_folder(config.run.name))
         self.views: list[View] = []
         self._any_free = not directory
         self._replaced = (model, tasks, rewards)
@@ -259,7 +259,7 @@ class Session(Record):
         old.check_live(*overrides)
         if not config.run.threads:
             config = config.with_(f"run.threads={next(e.threads for e in old.events if isinstance(e, Started))}")
-        folder = Path(directory) if directory else run_folder.new_folder(run_folder.default_folder(config))
+        folder = Path(directory) if directory else run_folder.new_folder(run_folder.default_folder(config.run.name))
         run_folder.begin(folder, config)
         state = checkpoints.copied(old.directory / checkpoints.FOLDER, folder / checkpoints.FOLDER, step)
         began, kept = (state["step"], state["events"]) if state else (0, 0)

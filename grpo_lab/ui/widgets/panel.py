@@ -19,7 +19,7 @@ import numpy as np
 from IPython.core.getipython import get_ipython
 from IPython.display import HTML, DisplayHandle, display
 
-from grpo_lab.analysis.anatomy import anatomy
+from grpo_lab.analysis.anatomy import Anatomy, anatomy
 from grpo_lab.analysis.run_state import CURVES, Screen, describe, fold
 from grpo_lab.config.catalog import preset as preset_config
 from grpo_lab.config.schema import LIVE_SECTIONS, Config, live_changes
@@ -34,7 +34,6 @@ from grpo_lab.training.registry import check, doubts
 from grpo_lab.ui import html, notebook_mode
 from grpo_lab.ui.plots.style import GHOST
 from grpo_lab.ui.widgets import exports
-from grpo_lab.ui.widgets.anatomy import AnatomyView
 from grpo_lab.ui.widgets.controls import Controls, History, config_of
 from grpo_lab.ui.widgets.live import LiveFigure, RenderThread, png
 
@@ -78,7 +77,7 @@ class Runner:
         """
 
         def make(child: Child) -> Run:
-            directory = run_folder.new_folder(self._folder(config.run.name))
+            directory = run_folder.new_folder(run_folder.default_folder(config.run.name, self.runs))
             settled = notebook_mode.settled(config)
             if config.model.name == "tiny" and config.run.checkpoint_minutes:  # small and quick enough for many
                 settled = settled.with_(f"run.checkpoint_minutes={CHECKPOINT_MINUTES}")
@@ -93,7 +92,7 @@ class Runner:
         Raises RunError for a step that the run did not reach.
         """
         changes = live_changes(old.settings_before(step), config)
-        folder = self._folder(f"{old.config.run.name}-fork-{step}")
+        folder = run_folder.default_folder(f"{old.config.run.name}-fork-{step}", self.runs)
         return self._begin(lambda child: Run.fork(old.directory, step, changes, folder, child=child), view, pace)
 
     def go_on(self, old: Session, config: Config, view: View, pace: float = 0) -> Future[Run]:
@@ -103,9 +102,6 @@ class Runner:
         """
         recover = live_changes(old.config, config)
         return self._begin(lambda child: Run.resume(old.directory, recover, child=child), view, pace)
-
-    def _folder(self, name: str) -> Path:
-        return run_folder.next_free(self.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
 
     def _begin(self, make: Callable[[Child], Run], view: View, pace: float) -> Future[Run]:
         with self._starting:
@@ -198,12 +194,31 @@ class Place:
             self._picture.update(HTML(picture))
 
 
+HIGHEST_BAR = 64
+"""Pixels of the highest bar of a histogram."""
 AWAKE = 0.2
 """Seconds after which a cell that waits for a run looks for an interrupt."""
 HEALTHY = "stable"
 """The preset of `Panel.healthy`."""
 WORDS_EVERY = 1.0
 """Seconds between two updates of the words beside the figure during a run."""
+
+
+class AnatomyView:
+    """What a cell of the chain shows in a notebook, as text where there is no HTML."""
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self.anatomy = anatomy
+
+    def __repr__(self) -> str:
+        return str(self.anatomy)
+
+    def _repr_html_(self) -> str:
+        found, bars = self.anatomy, self.anatomy.bars()
+        most = math.log1p(max((count for _, count in bars), default=0)) or 1.0
+        heights = [(name, count, round(HIGHEST_BAR * math.log1p(count) / most)) for name, count in bars]
+        total = sum(count for _, count in bars)
+        return html.fill("anatomy", found.title, found.rows(), spoken(found.explanation), heights, total, found.sources)
 
 
 class Panel:
