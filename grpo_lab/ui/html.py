@@ -119,10 +119,8 @@ def numbers(screen: Screen) -> str:
     for name in columns:
         said = spoken(METRICS[of_run(name)].label)
         header.append(said if name == of_run(name) else f"{said}, {name.rpartition('/')[2]}")
-    return fill(
-        "table",
-        [header, *([step, *(shown(each.get(step, math.nan)) for each in columns.values())] for step in steps)],
-    )
+    rows = [[step, *(shown(each.get(step, math.nan)) for each in columns.values())] for step in steps]
+    return fill("table", [header, *rows])
 
 
 def figure(pngs: Iterable[bytes], words: str, macro: str = "figure") -> str:

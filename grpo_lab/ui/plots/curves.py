@@ -291,13 +291,8 @@ def _limits(axes: Axes, limits: list[Threshold], end: int) -> None:
     """Draw the limits, each with its words."""
     for limit in limits:
         options: dict[str, Any] = {"color": style.GREY, "ls": limit.line, "lw": 1.3}
-        starts = [*limit.steps, end]
-        parts = [
-            (start - 0.5, stop - 0.5, value)
-            for (start, stop), value in zip(pairwise(starts), limit.values, strict=True)
-        ]
-        x = [edge for start, stop, _ in parts for edge in (start, stop)]
-        axes.plot(x, [value for *_, value in parts for _ in range(2)], gid=f"limit {limit.label}", **options)
+        x = [step - 0.5 for part in pairwise([*limit.steps, end]) for step in part]
+        axes.plot(x, np.repeat(limit.values, 2), gid=f"limit {limit.label}", **options)
         look: dict[str, Any] = {"fontweight": "normal", "color": style.GREY, "va": "center", "gid": "limit words"}
         look |= {"path_effects": [withStroke(linewidth=2.5, foreground="white")], "zorder": 5}
         look["xycoords"] = axes.get_yaxis_transform()
@@ -351,10 +346,8 @@ def keep_clear(axes: Axes) -> None:
     lines = [line for line in axes.lines if str(line.get_gid()).startswith(("curve", "held out"))]
     paths = [line.get_transform().transform_path(line.get_path()) for line in lines if len(line.get_path())]
     covered = np.concatenate([np.empty((0, 2)), *(path.interpolated(10).vertices for path in paths)])
-    frame, corners = (
-        np.array(axes.bbox.get_points()),
-        np.stack(np.meshgrid(np.linspace(0, 1, 20), (0.0, 0.5, 1.0)), -1).reshape(-1, 2),
-    )
+    frame = np.array(axes.bbox.get_points())
+    corners = np.stack(np.meshgrid(np.linspace(0, 1, 20), (0.0, 0.5, 1.0)), -1).reshape(-1, 2)
     for words in (each for each in axes.texts if isinstance(each, Annotation) and each.get_gid() in ABOVE):
         with style.DRAWING:
             size = np.array(words.get_window_extent().size)
