@@ -48,7 +48,7 @@ def permuted(*names: str, dim: int = 0, result: bool = True) -> Relation:
         if len(order) < 2:
             return case
         how = Sentence("{} in another order", LINES[dim])
-        return _along(case, names, how, lambda x: x[_at(dim, order)], dim, result)
+        return _along(case, names, how, lambda x: x.index_select(dim, torch.tensor(order)), dim, result)
 
     return relation
 
@@ -173,10 +173,6 @@ def _along(
 def _tensors(value: Any, dim: int, change: Callable[[Tensor], Tensor]) -> Any:
     """Data with each tensor changed that has this dimension; a number for all rows stays."""
     return mapped(value, lambda x: change(x) if isinstance(x, Tensor) and x.dim() > dim else x)
-
-
-def _at(dim: int, order: Sequence[int]) -> tuple[Any, ...]:
-    return (*[slice(None)] * dim, list(order))
 
 
 def _wider(rows: Tensor, more: int, fill: float) -> Tensor:

@@ -110,8 +110,7 @@ def addition() -> Tasks:
     Problem(prompt='0+0=', columns={'answer': '0'})
     """
     problems = [Problem(f"{a}+{b}=", {"answer": str(a + b)}) for a in range(100) for b in range(100)]
-    train, held_out = split(problems, MAX_HELD_OUT)
-    return Tasks("addition", train, held_out)
+    return Tasks("addition", *split(problems, MAX_HELD_OUT))
 
 
 def reviews() -> Tasks:

@@ -28,6 +28,7 @@ _FACTS = {
     "number": re.compile(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?"),
 }
 """The parts of a text that all languages share; each is taken out before the next one is searched."""
+_MARKS = (BEGIN, END, STUB.partition("  ")[2])
 _WIDE = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef“”]")
 """A full-width character, next to which nobody writes a space."""
 
@@ -148,17 +149,13 @@ def _spans(source: str) -> list[Span]:
     code = f"\n{rest}\n" if first.startswith("%%") else f"{source}\n"
     found, before = [], tokenize.NEWLINE
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
-        comment = token.type == tokenize.COMMENT and not _is_mark(token.string)
+        comment = token.type == tokenize.COMMENT and token.string not in _MARKS
         docstring = token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
         if comment or docstring:
             found.append(Span(token.string, token.start, token.end))
         if token.type not in (tokenize.NL, tokenize.COMMENT):
             before = token.type
     return found
-
-
-def _is_mark(comment: str) -> bool:
-    return comment in (BEGIN, END, STUB.partition("  ")[2])
 
 
 def _replaced(cell: Any, said: Any) -> str:
