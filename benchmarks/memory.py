@@ -19,7 +19,7 @@ from benchmarks import shapes
 from benchmarks.timing import QUICK, Plan, Run, settle, use_threads
 from grpo_lab.config.schema import Config
 from grpo_lab.models import loading
-from grpo_lab.training import step_metrics
+from grpo_lab.training import torch_settings
 from grpo_lab.training.large_vocabulary import CHUNK
 
 STEPS = 3
@@ -71,7 +71,7 @@ def peak(contender: str, config: Config, threads: int, steps: int = STEPS) -> di
 
 def peak_so_far() -> int:
     """The largest resident size of this process in MiB, as the metric `run.memory` has it."""
-    return round(step_metrics.memory(torch.device("cpu"))["run.memory"])
+    return round(torch_settings.memory(torch.device("cpu"))["run.memory"])
 
 
 def make_steps(contender: str, config: Config, steps: int) -> dict[str, int]:

@@ -20,7 +20,6 @@ from grpo_lab.core.hooks import Action, Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError, GrpoLabError, check_known
 from grpo_lab.events import Ended, Resumed, Started, Stepped
 from grpo_lab.runs import run_folder
-from grpo_lab.training import step_metrics
 from grpo_lab.training.argument_types import wrong
 from grpo_lab.training.interventions import Coefficients, Step
 from grpo_lab.training.recorder import Recorder
@@ -251,11 +250,10 @@ class Guards:
     def end_step(self, ctx: Step, metrics: Mapping[str, float] = MappingProxyType({})) -> Report:
         """Carry out the verdict of the guards, and begin the next step."""
         links, measured = self._recorder.flush()
-        weights, updates = step_metrics.last_weights(links), self.transaction
-        updates.end_step(ctx.verdict, not weights.broken if weights else updates.healthy)
+        self.transaction.end_step(ctx.verdict, links)
         if not self._run:
             ctx.largest_move = lambda: None  # a pass over all weights, for the record alone
-        measured |= {**step_metrics.of_updates(ctx, updates.scale()), **metrics}
+        measured |= {**self.transaction.metrics(ctx), **metrics}
         actions = tuple(ctx.actions)
         event = Stepped(self.index, self.transaction.committed, ctx.verdict, measured, links, actions)
         if self._run:

@@ -16,7 +16,7 @@ from grpo_lab.errors import ConfigError
 from grpo_lab.events import Event, LinkNote, Started, Stepped
 from grpo_lab.models import adapters, loading
 from grpo_lab.tasks.tasks import Tasks
-from grpo_lab.training import passes, policy_loss, rollouts, routing, sft, step_metrics, torch_settings
+from grpo_lab.training import passes, policy_loss, rollouts, routing, sft, torch_settings
 from grpo_lab.training.environment import Environment
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.objectives import Objective, Rewards, load_tasks_and_rewards, resolve
@@ -217,12 +217,11 @@ class Training:
     def end(self, ctx: Step) -> Stepped:
         """Carry out the step's verdict, and return its event."""
         links, metrics = self._read(ctx)
-        weights = step_metrics.last_weights(links)
-        self.updates.end_step(ctx.verdict, not weights.broken if weights else self.updates.healthy)
+        weights = self.updates.end_step(ctx.verdict, links)
         self.last_verdict, self.last_metrics = ctx.verdict, metrics
         self.refusals.append(ctx.refusal)
         metrics |= {"weights/nonfinite": weights.nonfinite} if weights else {}
-        metrics |= step_metrics.of_updates(ctx, self.updates.scale())
+        metrics |= self.updates.metrics(ctx)
         return self._event(ctx)
 
     def _read(self, ctx: Step) -> tuple[tuple[LinkNote, ...], dict[str, float]]:
@@ -245,7 +244,7 @@ class Training:
     def _event(self, ctx: Step, failed: bool = False) -> Stepped:
         """The event of a step whose notes are read."""
         links, metrics = known(ctx.notes, "notes")
-        metrics |= step_metrics.memory(self.policy.device)
+        metrics |= torch_settings.memory(self.policy.device)
         metrics["step_time"] = time.perf_counter() - ctx.started
         index, done, acted, tokens = ctx.index, self.updates.committed, tuple(ctx.actions), ctx.completions
         return Stepped(index, done, ctx.verdict, metrics, links, acted, ctx.samples, failed, ctx.extras, tokens)

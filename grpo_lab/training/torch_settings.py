@@ -1,9 +1,15 @@
-"""torch's process-wide settings: a run sets its own, and the program that embeds the run keeps its own."""
+"""torch's process-wide settings: a run sets its own, and the program that embeds the run keeps its own.
+
+The memory that the process has used is measured here, too.
+"""
 
 import os
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -107,6 +113,22 @@ def prepare(run: RunConfig, device: torch.device) -> None:
         torch.set_deterministic_debug_mode("error")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # a child process trains several runs
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """The most memory in MiB that this process has used so far, by metric; nothing under Windows without CUDA."""
+    if device.type == "cuda":
+        used, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        return {"run.memory": used / 2**20, "run.memory_reserved": reserved / 2**20}
+    if sys.platform == "linux":  # not getrusage, which counts for a child what its parent had before the exec
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+        return {"run.memory": int(peak[1]) / 2**10} if peak else {}
+    if sys.platform == "win32":
+        return {}
+    import resource  # Unix only
+
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return {"run.memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
 
 
 def own_settings(events: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:

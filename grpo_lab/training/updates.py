@@ -1,7 +1,8 @@
 """The updates of a run: AdamW, its coefficients and schedule, and the loss scale."""
 
 import math
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +16,7 @@ from grpo_lab.config.sections import OptimizerConfig
 from grpo_lab.core.hooks import Context, Stage, Verdict
 from grpo_lab.core.update import Updates
 from grpo_lab.errors import ModelError, Sentence
+from grpo_lab.events import LinkNote
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.training.interventions import Arrangement, Coefficients, ObjectiveCoefficients, Step
 from grpo_lab.training.objectives import resolve
@@ -52,16 +54,28 @@ class RecordedUpdates(Updates):
         if self.healthy:
             self.snapshots.take(index, self.count)
 
-    def end_step(self, verdict: Verdict, healthy: bool) -> None:
-        """Carry out the step's verdict; `healthy` says whether its last weights are finite.
+    def end_step(self, verdict: Verdict, links: Sequence[LinkNote]) -> LinkNote | None:
+        """Carry out the step's verdict; return the note of its last weights, None where no update was made.
 
         Raises RunError for a rollback where no snapshot was taken.
         """
-        self.healthy = healthy
+        weights = next((note for note in reversed(links) if note.link == Stage.WEIGHTS), None)
+        self.healthy = not weights.broken if weights else self.healthy
         self.optimizer.zero_grad()
         if verdict >= Verdict.ROLL_BACK:
             self.count, self.healthy, self.committed = self.snapshots.restore(), True, 0
         self.count += self.committed
+        return weights
+
+    def metrics(self, ctx: Step) -> dict[str, float]:
+        """The coefficients as used, the loss scale, and the largest change of a weight, as far as each is known."""
+        use, scale, move = ctx.coefficients, self.scale(), ctx.largest_move()
+        found = {"learning_rate": use.learning_rate, "beta": use.beta} if use else {}
+        if isinstance(use, ObjectiveCoefficients):
+            each = {f"beta/{name}": beta for name, beta in use.betas.items()}
+            found |= {"beta": statistics.fmean(each.values()), **each}
+        found |= {} if scale is None else {"loss_scale": scale}
+        return found if move is None else {**found, "weights/max_move": move}
 
     def begin(self, ctx: Context, update: int) -> None:
         assert isinstance(ctx, Step)
@@ -115,10 +129,10 @@ class ScaledUpdates(RecordedUpdates):
         else:
             self.after(ctx)
 
-    def end_step(self, verdict: Verdict, healthy: bool) -> None:
+    def end_step(self, verdict: Verdict, links: Sequence[LinkNote]) -> LinkNote | None:
         if self._unscaled:  # a guard refused the update
             self._update_scale()
-        super().end_step(verdict, healthy)
+        return super().end_step(verdict, links)
 
     def _update_scale(self) -> None:
         self.scaler.update()
