@@ -12,7 +12,7 @@ from pathlib import Path
 from grpo_lab.errors import ConfigError, RunError, Sentence
 from grpo_lab.grading import notebooks
 from grpo_lab.grading.grader import Course
-from grpo_lab.grading.reports.files import write_all
+from grpo_lab.grading.reports import write_all
 from grpo_lab.grading.results import FAULT, Result
 from grpo_lab.grading.sandbox import box
 from grpo_lab.grading.sandbox.confinement import MIB

@@ -19,7 +19,6 @@ from grpo_lab.course.exercises import Finding
 from grpo_lab.errors import ConfigError, DataError, RunError, Sentence
 from grpo_lab.grading import reports
 from grpo_lab.grading.reports import gradescope, marking, pages, tables, words
-from grpo_lab.grading.reports.files import name_of
 from grpo_lab.grading.reports.words import visible
 from grpo_lab.grading.results import BY_HAND, FAILED, MARKED, RIGHT, UNANSWERED, WRONG, Mark, Result, counted
 from grpo_lab.grading.sandbox import box
@@ -426,7 +425,7 @@ def test_the_tally_of_an_exercise_names_what_most_were_told():
 def test_everything_is_written_and_no_secret(tmp_path):
     results = [replace(ANN, settings={"secret": "f1ngerprint"}), BEN, ZOE]
     written = reports.write(results, tmp_path / "new" / "out")
-    names = [name_of(result) for result in results]
+    names = [reports.name_of(result) for result in results]
     below = {path.relative_to(tmp_path / "new" / "out").as_posix() for path in written}
     assert below == {
         *("index.html", "grades.csv", "to_mark.csv", "class.csv"),
@@ -452,7 +451,7 @@ def test_results_that_nothing_tells_apart_have_reports_each(tmp_path):
     lost = replace(ZOE, lab="", problem="the grader failed: the grade worker ended")
     written = reports.write([lost, ANN, lost], tmp_path)
     assert len(set(written)) == len(written) == 4 + 3 * 2
-    assert f"{name_of(lost)}-2.html" in {path.name for path in written}
+    assert f"{reports.name_of(lost)}-2.html" in {path.name for path in written}
 
 
 def test_a_full_disk_leaves_older_reports_whole(tmp_path):
