@@ -208,8 +208,7 @@ def diagnose(
         figure = diagnosis.figure(*runs, names=comparison.names if comparison else ())
         console.report(f"figure: {save(figure, plot)}")
     if as_json:
-        print(
-            json.dumps((comparison or found).tree(), indent=2, allow_nan=False)
-        )  # ASCII: a log may hold any character
+        tree = (comparison or found).tree()
+        print(json.dumps(tree, indent=2, allow_nan=False))  # ASCII: a log may hold any character
     else:
         console.say_report(comparison.text() if comparison else found.text(str(log)))

@@ -111,10 +111,8 @@ def first_break(events: Iterable[Event]) -> ChainBreak | None:
                     caught = _caught_by(event, note)
                     return ChainBreak(note.link, event.step, note.update, *named, note.where, share, caught)
                 seen[note.link] = note
-        elif isinstance(event, Ended) and event.crash:
-            return ChainBreak(
-                event.crash.kind, -1, 0, event.crash.operator, event.crash.explanation, event.crash.text, 1.0, ""
-            )
+        elif isinstance(event, Ended) and (crash := event.crash):
+            return ChainBreak(crash.kind, -1, 0, crash.operator, crash.explanation, crash.text, 1.0, "")
     return None
 
 

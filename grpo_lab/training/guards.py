@@ -216,15 +216,13 @@ class AdaptiveBeta(Intervention):
             beta, reason = self._moved("", value.beta, self.target, step)
             return Outcome(replace(value, beta=beta), Verdict.CHANGED, reason) if reason else Outcome(value)
         middles = {name: math.sqrt(low * high) for name, (low, high) in value.kl_bands.items() if self.by_objective}
-        moved = {
-            name: self._moved(name, beta, middles.get(name, self.target), step) for name, beta in value.betas.items()
-        }
+        targets = {name: middles.get(name, self.target) for name in value.betas}
+        moved = {name: self._moved(name, beta, targets[name], step) for name, beta in value.betas.items()}
         if not any(reason for _, reason in moved.values()):
             return Outcome(value)
         reasons = joined("; ", [Sentence("{}: {}", name, reason) for name, (_, reason) in moved.items() if reason])
-        return Outcome(
-            replace(value, betas={name: beta for name, (beta, _) in moved.items()}), Verdict.CHANGED, reasons
-        )
+        betas = {name: beta for name, (beta, _) in moved.items()}
+        return Outcome(replace(value, betas=betas), Verdict.CHANGED, reasons)
 
     def _moved(self, objective: str, beta: float, target: float, step: Step) -> tuple[float, str]:
         """Beta as the controller leaves it, and the reason if that is not as configured."""
@@ -619,9 +617,8 @@ class ClipGradients(Intervention):
         norm = known(step.grad_norm, "grad_norm")
         if norm <= self.max_norm:
             return Outcome(value)
-        torch.nn.utils.clip_grads_with_norm_(
-            step.recorder.named_parameters(value)[1], self.max_norm, torch.tensor(norm)
-        )
+        _, parameters = step.recorder.named_parameters(value)
+        torch.nn.utils.clip_grads_with_norm_(parameters, self.max_norm, torch.tensor(norm))
         step.recorder.parameters("clipped_gradients", *step.recorder.named_gradients(value), step.update)
         step.recorder.count_now()
         return Outcome(value, Verdict.CHANGED, exceeds("grad norm", norm, self.max_norm))

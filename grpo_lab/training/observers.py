@@ -39,10 +39,8 @@ class MeasureGradients(Intervention):
 
     def __call__(self, value: Any, step: Step) -> Outcome:
         names, gradients = step.recorder.named_gradients(value)
-        facts = {
-            "largest_representable": min((torch.finfo(d).max for d in {g.dtype for g in gradients}), default=torch.inf)
-        }
-        norms = step.recorder.parameters("gradients", names, gradients, step.update, facts)
+        largest = min((torch.finfo(d).max for d in {g.dtype for g in gradients}), default=torch.inf)
+        norms = step.recorder.parameters("gradients", names, gradients, step.update, {"largest_representable": largest})
         step.recorder.metric("grad_norm", norms.norm(), step.update)
         return Outcome(value, replace={"grad_norm": step.recorder.count_now()})
 

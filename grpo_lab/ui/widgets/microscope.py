@@ -111,9 +111,8 @@ class Microscope:
         self.number = ipywidgets.Dropdown(options=options, **words).add_class("grpo-lab-number")
         parts.by_user(self.number, self._muted, lambda _: self._show())
         self._tokens = parts.words("tokens")
-        self._row = parts.box(
-            "row", [self.number, parts.button("close", "×", self.close, tooltip=text("microscope.close"))]
-        )
+        close = parts.button("close", "×", self.close, tooltip=text("microscope.close"))
+        self._row = parts.box("row", [self.number, close])
         self.widget = parts.box("microscope", [self._row, self._tokens], ipywidgets.VBox)
         self._closed = closed
         self._show()
@@ -162,9 +161,8 @@ class Microscope:
             *zip(tokens, *numbers.values(), clipped, strict=True),
         ]
         where = {"token": tokens[token], "place": token + 1, "number": blamed.number, "update": blamed.update}
-        said = text(
-            "microscope.culprit" if odd else "microscope.largest", **where, name=label(name), value=numbers[name][token]
-        )
+        key = "microscope.culprit" if odd else "microscope.largest"
+        said = text(key, **where, name=label(name), value=numbers[name][token])
         ends, heading = map(html.shown, (middle - most, middle + most)), text("microscope.title", step=self.event.step)
         effects = self._effects(blamed, token)
         self._tokens.value = html.fill("microscope", heading, said, lines, [*ends], rows, token, effects)
