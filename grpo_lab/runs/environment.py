@@ -1,8 +1,8 @@
 """The environment of a run: versions, device and threads, as environment.json and `grpo-lab doctor` show them."""
 
-import importlib.metadata
 import os
 import platform
+from importlib.metadata import distributions
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ def describe(threads: int = 0, device: str = "auto") -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: next((each.version for each in distributions(name=name)), None) for name in PACKAGES},
         "cpu_count": os.cpu_count(),
         "threads": threads or torch.get_num_threads(),
         "cuda": torch.version.cuda if cuda else None,
@@ -38,10 +38,3 @@ def _attention(cuda: bool) -> str:
     kernels |= {"memory-efficient": cuda and torch.backends.cuda.mem_efficient_sdp_enabled()}
     kernels |= {"math": torch.backends.cuda.math_sdp_enabled()}
     return f"sdpa: {', '.join(name for name, on in kernels.items() if on)}; cuDNN off"
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
