@@ -66,10 +66,9 @@ def one_each(
         notebooks = [place for place in places if results[place].notebook]
         best, *others = sorted(notebooks or places, key=worth, reverse=True)
         for place in places:
-            if place not in notebooks and not results[place].left_out:
-                kept[place] = dataclasses.replace(results[place], lab="")
-            elif place not in notebooks:
-                kept[place] = results[place]
+            result = results[place]
+            if place not in notebooks:
+                kept[place] = result if result.left_out else dataclasses.replace(result, lab="")
         kept[best] = results[best]
         if notebooks and others:
             kept[best] = results[best].warned(_told(results[best], [results[other] for other in others], rule))

@@ -176,9 +176,8 @@ _lock = threading.Lock()
 def warm_up() -> None:
     """Start a child, unless one waits already, so that the next run begins within milliseconds."""
     with _lock:
-        _idle[:] = [child for child in _idle if child.alive]
-        if not _idle:
-            _idle.append(Child())
+        if not any(child.alive for child in _idle):
+            _idle[:] = [Child()]
 
 
 def take() -> Child:

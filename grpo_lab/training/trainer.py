@@ -19,8 +19,7 @@ from grpo_lab.models.precision import autocast
 from grpo_lab.tasks.tasks import Problem, Tasks
 from grpo_lab.training import rollouts, saved_state
 from grpo_lab.training.argument_types import checked
-from grpo_lab.training.environment import Environment
-from grpo_lab.training.objectives import Rewards
+from grpo_lab.training.objectives import Objective, Rewards
 from grpo_lab.training.state import Controls, Model, Training
 from grpo_lab.training.torch_settings import own_settings
 
@@ -97,20 +96,17 @@ def evaluate(training: Training, step: int) -> Iterator[Evaluated]:
     found = {}
     for objective in training.objectives:
         if problems := training.tasks[objective.name].held_out[: training.config.run.num_eval]:
-            environment = training.environment(objective)
-            found[objective.name] = _mean_reward(training, environment, problems, step - training.steps.start)
+            found[objective.name] = _mean_reward(training, objective, problems, step - training.steps.start)
     if found:
         rewards = {name: reward for name, (reward, _) in found.items()}
         judged = sum(count for _, count in found.values())
         yield Evaluated(step, sum(rewards.values()) / len(rewards), judged, {n: r for n, r in rewards.items() if n})
 
 
-def _mean_reward(
-    training: Training, environment: Environment, problems: Sequence[Problem], done: int
-) -> tuple[float, int]:
+def _mean_reward(training: Training, objective: Objective, problems: Sequence[Problem], done: int) -> tuple[float, int]:
     """Mean reward of one completion of each problem after `done` steps, and the number of those that were scored."""
     training.policy.eval()  # the last step may have left dropout on
-    objective, total, judged = environment.objective, 0.0, 0
+    environment, total, judged = training.environment(objective), 0.0, 0
     sampling = SamplingConfig(max_completion_length=objective.sampling.max_completion_length)
     generator = environment.generator(0, objective.purpose("evaluation"))
     in_turns, policy, tokenizer = environment.tool is not None, training.policy, training.tokenizer
