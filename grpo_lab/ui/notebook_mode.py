@@ -14,11 +14,6 @@ def _asked(*names: str) -> bool:
     return any(os.environ.get(name, "0") not in ("", "0") for name in names)
 
 
-def fast() -> bool:
-    """Whether runs are cut short."""
-    return _asked("GRPO_LAB_FAST")
-
-
 def headless() -> bool:
     """Whether no button can be pressed: by request, in grading, or without a Jupyter kernel."""
     ipython = sys.modules.get("IPython")
@@ -33,7 +28,7 @@ def without_answers() -> bool:
 
 def shortened(config: Config) -> Config:
     """The config, with at most 12 steps and 16 held-out problems if runs are cut short."""
-    if not fast():
+    if not _asked("GRPO_LAB_FAST"):
         return config
     least = {"num_steps": min(SHORT, config.run.num_steps), "num_eval": min(FEW, config.run.num_eval)}
     return config.with_(*(f"run.{name}={value}" for name, value in least.items()))
