@@ -67,7 +67,7 @@ def test_a_notebook_has_the_same_cells_in_every_language(name, language):
 def test_every_text_of_a_chinese_notebook_is_chinese(name):
     for cell in cells(name, "zh"):
         source = "".join(cell["source"])
-        texts = [span.text for span in prose._spans(source)] if cell["cell_type"] == "code" else [source]
+        texts = [span.string for span in prose._spans(source)] if cell["cell_type"] == "code" else [source]
         for text in texts:
             bare = CODE.sub("", text)
             assert HAN.search(text) or not re.search(r"[a-z]{4,} [a-z]{4,}", bare), text

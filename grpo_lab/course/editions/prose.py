@@ -11,7 +11,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_lab.course.answers import MAGIC, STUB
 from grpo_lab.course.editions.solutions import BEGIN, END, NOTEBOOK, exercise_cells, reference
@@ -31,14 +31,6 @@ _FACTS = {
 _MARKS = (BEGIN, END, STUB.partition("  ")[2])
 _WIDE = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef“”]")
 """A full-width character, next to which nobody writes a space."""
-
-
-class Span(NamedTuple):
-    """A comment or docstring of a cell: its text, and the (row, column) where it begins and ends."""
-
-    text: str
-    start: tuple[int, int]
-    end: tuple[int, int]
 
 
 def in_language(cells: Sequence[Any], folder: Path, language: str) -> list[Any]:
@@ -140,10 +132,10 @@ def _first(cells: Sequence[Any], prose: Sequence[Any]) -> str:
 
 
 def _texts(cell: Any) -> list[str]:
-    return [span.text for span in _spans(cell.source)]
+    return [token.string for token in _spans(cell.source)]
 
 
-def _spans(source: str) -> list[Span]:
+def _spans(source: str) -> list[tokenize.TokenInfo]:
     """Comments and docstrings of a cell in order; marks of solutions and stubs are no prose."""
     first, _, rest = source.partition("\n")
     code = f"\n{rest}\n" if first.startswith("%%") else f"{source}\n"
@@ -152,7 +144,7 @@ def _spans(source: str) -> list[Span]:
         comment = token.type == tokenize.COMMENT and token.string not in _MARKS
         docstring = token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
         if comment or docstring:
-            found.append(Span(token.string, token.start, token.end))
+            found.append(token)
         if token.type not in (tokenize.NL, tokenize.COMMENT):
             before = token.type
     return found
@@ -164,10 +156,10 @@ def _replaced(cell: Any, said: Any) -> str:
 
 
 def _with_comments(code: str, said: str) -> str:
-    lines, texts = code.split("\n"), [span.text for span in _spans(said)]
-    for span, text in reversed(list(zip(_spans(code), texts, strict=True))):
-        (row, column), (last, end) = span.start, span.end
-        lines[row - 1 : last] = [lines[row - 1][:column] + text + lines[last - 1][end:]]
+    lines = code.split("\n")
+    for token, by in reversed(list(zip(_spans(code), _spans(said), strict=True))):
+        (row, column), (last, end) = token.start, token.end
+        lines[row - 1 : last] = [lines[row - 1][:column] + by.string + lines[last - 1][end:]]
     return "\n".join(lines)
 
 
