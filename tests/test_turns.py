@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -37,8 +38,8 @@ def rollout(tiny, *overrides):
     """The batch of a run's first step, its prompts, and the trainer."""
     training = Training(config(*overrides), tiny)
     training.begin_stage("grpo")
-    trainer = training.trainer
-    prompts, batch = trainer.rollout(training.begin(0))  # type: ignore[union-attr]
+    trainer: Any = training.trainer
+    prompts, batch = trainer.rollout(training.begin(0))
     return prompts, batch, trainer
 
 

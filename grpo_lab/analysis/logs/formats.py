@@ -205,7 +205,7 @@ def read_table(text: Text) -> list[Table]:
     with_reward = [name for name, rows in said.items() if "reward" in choose(name.split("\t")) and len(rows) > 5]
     trained = [name for name in with_reward if name not in of_evaluations]
     kept = trained or with_reward or sorted(said, key=lambda name: len(said[name]))[-1:]
-    beside = [] if len(kept) > 1 else [other for other in said if _same_steps(said, *kept, other)]
+    beside = [other for other in said if _same_steps(said, kept[0], other)] if len(kept) == 1 else []
     for other in beside:
         (name,), before = kept, "eval/" if other in of_evaluations else ""
         kept = ["\t".join([name, *(before + each for each in other.split("\t")[1:])])]
