@@ -133,11 +133,13 @@ def course(values: Curve) -> Course | None:
     slow = gained <= sure and np.sum(level[still_high:] > last + 0.2 * lost) > _LIMITS["slow"] * size
     depth = np.minimum(np.maximum.accumulate(level), np.maximum.accumulate(level[::-1])[::-1]) - level
     dip_at = int(np.argmax(depth))
+    early, late = values[: size // 2], values[-(size // 2) :]
+    apart = size >= _LIMITS["apart"] and (np.max(early) < np.min(late) or np.max(late) < np.min(early))
     if lost > max(sure, 0.1 * abs(top)) and (gained <= sure or lost > 0.5 * gained) and for_good and not slow:
         kind = "fell"
     elif depth[dip_at] > max(1.5 * sure, 0.4 * abs(float(level[dip_at] + depth[dip_at]))):
         kind = "dipped"
-    elif abs(last - first) <= (sure if abs(trend(values)) <= _LIMITS["trend"] else least):
+    elif not apart and abs(last - first) <= (sure if abs(trend(values)) <= _LIMITS["trend"] else least):
         kind = "flat"
     else:
         kind = "rose" if last > first else "declined"

@@ -198,7 +198,7 @@ def read_table(text: Text) -> list[Table]:
             found["\t".join(cells)].append(
                 "\t".join("" if _PATTERNS["empty"].fullmatch(cell) else cell for cell in own)
             )
-        else:
+        elif not (cells and len(row) == len(cells) and numbers):  # a row of remarks ends no table
             cells = []
     least = max(1, min(3, max(map(len, found.values()), default=0)))
     said = {name: rows for name, rows in found.items() if len(rows) >= least}
