@@ -20,7 +20,7 @@ import pytest
 from grpo_lab import diagnose
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import HEALTHY, NOT_ENOUGH, curves, rules
-from grpo_lab.analysis.diagnosis.curves import PLACES, SINCE, STATES, UNITS, WHOLES
+from grpo_lab.analysis.diagnosis.curves import PLACES, STATES, UNITS, WHOLES
 from grpo_lab.analysis.diagnosis.rules import (
     ENDS,
     LEVELS,
@@ -180,7 +180,7 @@ def test_the_tables_name_what_there_is():
     for name, symptom in SYMPTOMS.items():
         metrics = {symptom.metric, *symptom.steady, symptom.where.get("metric", "")} - {""}
         assert metrics <= METRICS.keys(), name
-        assert symptom.when in (*PLACES, *WHOLES) and symptom.since in SINCE, name
+        assert symptom.when in (*PLACES, *WHOLES) and symptom.since in ("", *UNITS), name
         assert symptom.state in ("", *STATES, ENDS) and symptom.of in ("", *UNITS, *METRICS), name
         assert symptom.objective in ("", "lowest") and symptom.function in ("", "any"), name
         assert any((symptom.state, symptom.like, symptom.crash)) or {symptom.over, symptom.under} != {None}, name

@@ -259,11 +259,12 @@ STATES: dict[str, Callable[[Curve], Mask]] = {
 UNITS: dict[str, Callable[[Curve], float]] = {
     "median": lambda values: float(np.median(values)),
     "start": lambda values: float(np.mean(values[: max(2, len(values) // 10)])),
+    "beginning": start,
     "first": lambda values: float(values[0]),
     "largest": lambda values: float(np.max(values)),
     "noise": level_noise,
 }
-"""The units of a limit that are computed from the finite values of the curve itself."""
+"""The units of a limit, and the levels that differences are taken to, from the finite values of the curve itself."""
 
 
 def first_true(mask: Mask) -> int | None:
@@ -313,9 +314,3 @@ WHOLES: dict[str, Callable[[Curve], float]] = {
     "unrest": unrest,
 }
 """For each `when` of a symptom that looks at the whole curve, the number that its limits are compared with."""
-SINCE: dict[str, Callable[[Curve], float]] = {
-    "": lambda values: 0.0,
-    "start": start,
-    "first": lambda values: float(values[0]),
-}
-"""For each `since` of a symptom, the number of which the values are the differences."""

@@ -203,7 +203,7 @@ class Symptom:
         """The place of the step that shows the symptom."""
         kept = curves.finite(values)
         unit = curves.UNITS[self.of](kept) if self.of in curves.UNITS and len(kept) else 1.0
-        measured = values - curves.SINCE[self.since](kept) if len(kept) else values
+        measured = values - curves.UNITS[self.since](kept) if self.since and len(kept) else values
         if self.state:
             mask = curves.STATES[self.state](measured)
         elif self.of in METRICS:
