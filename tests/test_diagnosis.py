@@ -241,8 +241,6 @@ def look(curve, **settings):
         ([5, 5], {"over": 1, "when": "always", "steps": 3}, None),
         ([0, 0, 0, 2, 3, 2], {"over": 1, "when": "late"}, (3, 2.0)),
         ([0, 0, 0, 0, 99, 0], {"over": 1, "when": "late"}, None),
-        ([0, 5, 0, 0], {"over": 1, "when": "later"}, None),
-        ([0, 5, 5, 0], {"over": 1, "when": "later"}, (1, 5.0)),
         ([1, 1, 50, 1, 1, 1], {"over": 10, "of": "median", "when": "alone"}, (2, 50.0)),
         ([1, 1, 50, 50, 50, 50], {"over": 10, "of": "median", "when": "alone"}, None),
         ([1, 1, 1, 1, 1, 50], {"over": 10, "of": "median", "when": "alone"}, None),

@@ -303,7 +303,6 @@ PLACES: dict[str, Callable[[Mask, Curve], int | None]] = {
     "nearly always": lambda mask, values: share(0.9)(mask, values) if mask[0] else None,
     "always": share(1.0),
     "alone": alone,
-    "later": lambda mask, values: first_true(mask) if mask[len(mask) // 2 :].any() else None,
 }
 """For each `when` of a symptom that looks at steps, the step of a mask that shows it."""
 WHOLES: dict[str, Callable[[Curve], float]] = {
