@@ -575,46 +575,30 @@ def claims(case: Scenario, seeds: Sequence[int]) -> Iterator[Claim]:
 
 
 def _tried(case: Scenario, kind: str, change: tuple[str, ...], seed: int) -> str:
-    changes = (*change, f"run.seed={seed}")
-    if kind != HEAL:
-        return result(case.config().with_(*changes), case.expect)
-    return learning(case.config(guards=STABLE).merged(case.trial).with_(f"run.num_eval={HELD_OUT}", *changes))
+    """The result of one run: `FAILS` if it shows the symptoms, `STOPPED` if nothing is wrong, else the reason in words.
 
-
-def result(config: Config, expect: Expectation) -> str:
-    """`FAILS` if a run shows the symptoms, `STOPPED` if nothing is wrong with it, else the reason in words.
-
-    Refused steps do not count.
+    Of a heal `LEARNS`, if the reward of held-out problems rises beyond chance. Refused steps do not count.
     """
-    events, operator = _events(config)
-    metrics = [event.metrics for event in events if isinstance(event, Stepped) and not event.refused]
-    if expect.shown(operator, metrics):
-        return FAILS
-    if operator:
-        return f"crashes in {operator}"
-    weights_lost = metrics and not math.isfinite(metrics[-1].get("loss", 0.0))
-    return "loss is not finite" if weights_lost else STOPPED
-
-
-def learning(config: Config) -> str:
-    """`LEARNS` if the reward of held-out problems rises beyond chance, else the reason in words."""
-    events, operator = _events(config)
-    found = outcome(events)
-    if operator:
-        return f"crashes in {operator}"
-    if found.status == "stopped":
-        return "is stopped by a guard"
-    return LEARNS if found.learned is Learned.LEARNED else f"{found.learned}: gains {found.gained:.2f}"
-
-
-def _events(config: Config) -> tuple[list[Event], str]:
-    """What a run does, and the operator in which it crashed; an empty text if it ended."""
-    events: list[Event] = []
+    config = case.config()
+    if kind == HEAL:
+        config = case.config(guards=STABLE).merged(case.trial).with_(f"run.num_eval={HELD_OUT}")
+    events, operator = list[Event](), ""
     try:
-        for event in train(config):
+        for event in train(config.with_(*change, f"run.seed={seed}")):
             events.append(event)
     except GrpoLabError:
         raise
     except Exception as error:  # a crash is the symptom of some scenarios; any other is a result for the table
-        return events, classify_crash(str(error)).operator or type(error).__name__
-    return events, ""
+        operator = classify_crash(str(error)).operator
+    metrics = [event.metrics for event in events if isinstance(event, Stepped) and not event.refused]
+    if kind != HEAL and case.expect.shown(operator, metrics):
+        return FAILS
+    if operator:
+        return f"crashes in {operator}"
+    if kind != HEAL:
+        broken = metrics and not math.isfinite(metrics[-1].get("loss", 0.0))
+        return "loss is not finite" if broken else STOPPED
+    found = outcome(events)
+    if found.status == "stopped":
+        return "is stopped by a guard"
+    return LEARNS if found.learned is Learned.LEARNED else f"{found.learned}: gains {found.gained:.2f}"
