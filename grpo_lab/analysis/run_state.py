@@ -151,8 +151,6 @@ class Screen:
     """Step -> the same of each of its updates, and of one that was not made; what is noted once a step is in all."""
     first_break: ChainBreak | None
     crash_step: int | None
-    crash_kind: str
-    """The key of the crash in data/crashes.toml, `unknown`, or an empty text."""
     explanation: str
     """The explanation of a known crash, or an empty text."""
     over: bool
@@ -269,7 +267,6 @@ class Fold:
             updates=updates,
             first_break=self._first_break,
             crash_step=crash_step,
-            crash_kind=crash.kind if crash else "",
             explanation=crash.explanation if crash else "",
             over=self._ended is not None,
             guards=dict(self._tallies["guard"]),
@@ -444,9 +441,6 @@ def _series(columns: tuple[list[int], list[float]]) -> Series:
     return Series(tuple(columns[0]), tuple(columns[1]))
 
 
-_REFUSED = {"skipped": "skipped", "rolled_back": "rolled back"}
-
-
 def tone(status: str) -> str:
     """How a status is shown: `good`, `calm`, `odd` or `bad`.
 
@@ -492,7 +486,8 @@ def describe(screen: Screen) -> str:
     state = [_progress(screen), text("alt.comma").join(curves)]
     facts = [_first_break(screen)]
     facts += [text("alt.acted", guard=name, step=tally.since) for name, tally in screen.rescues()]
-    refused = [text(f"alt.{key}", count=len(steps)) for key, kind in _REFUSED.items() if (steps := screen.marked(kind))]
+    counts = {kind: len(screen.marked(kind)) for kind in ("skipped", "rolled back")}
+    refused = [text(f"alt.{kind.replace(' ', '_')}", count=count) for kind, count in counts.items() if count]
     if refused:
         facts.append(text("alt.refused", said=text("alt.comma").join(refused)))
     words = text(
