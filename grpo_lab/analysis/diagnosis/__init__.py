@@ -95,7 +95,7 @@ def _diagnosed(log: Log) -> Diagnosis:
 def _detected(cause: rules.Cause, seen: rules.Sightings, log: Log) -> rules.DetectedCause:
     suspects = cause.suspected(seen, log.source)
     evidence = cause.evidence(seen)
-    remedies = rules.effective(cause.advised(suspects, log.source), log)
+    remedies = rules.advised(cause, suspects, log)
     return rules.DetectedCause(cause, evidence[0].step, evidence, suspects=suspects, remedies=remedies)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -403,13 +403,6 @@ class Cause:
         kept = [(rank, suspect) for rank, suspect in ranks if rank is not None]
         return tuple(suspect for _, suspect in sorted(kept, key=lambda pair: pair[0]))
 
-    def advised(self, suspected: Sequence[Suspect], source: str) -> tuple[Remedy, ...]:
-        """The remedies that can be set in the trainer that wrote the log, those of the likeliest suspects first."""
-        order = [suspect.name for suspect in suspected if suspect.name]
-        fitting = [remedy for remedy in self.remedies if remedy.fits(source)]
-        fitting = [remedy for remedy in fitting if not remedy.against or remedy.against in order]
-        return tuple(sorted(fitting, key=lambda remedy: order.index(remedy.against) if remedy.against else 0))
-
     def lacks(self, seen: Sightings) -> list[Unknown]:
         """The metrics that would have to be logged to decide."""
         undecided = [each for each in (*self.all, *self.any) if each.holds(seen) is None]
@@ -421,10 +414,10 @@ CAUSES: Sequence[Cause] = [Cause.read(name, table) for name, table in tables("ca
 """The more specific first."""
 
 
-def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
-    """The remedies that can change the log's run, each with the settings that can; those without settings stay.
+def advised(cause: Cause, suspects: Sequence[Suspect], log: Log) -> tuple[Remedy, ...]:
+    """The remedies that can change the log's run, those of the likeliest suspects first, with the settings that can.
 
-    What the loss of its algorithm does not use, or has already, is not advised.
+    What the loss of its algorithm does not use, or has already, is not advised. Those without settings stay.
     """
     beta = {"beta": 1} if log.objectives else {}  # each has its own
     parts = unused({"beta": log.settings.get("beta", 1), **formulas_in(log), **beta})
@@ -437,15 +430,15 @@ def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
         name, _, value = setting.partition("=")
         return idle.isdisjoint(re.findall(r"[\w.]+", setting)) and str(settings.get(name)) != (value.strip("'") or None)
 
-    own = TRAINERS["field"].get(log.source)
-    found = []
-    for remedy in remedies:
+    own, found = TRAINERS["field"].get(log.source), []
+    names = [suspect.name for suspect in suspects if suspect.name]
+    for remedy in (each for each in cause.remedies if each.against in ("", *names)):
         kept = {name: ", ".join(filter(acts, getattr(remedy, name).split(", "))) for name in FIELDS}
         asked = [name for name in ([own] if own else FIELDS) if getattr(remedy, name)]
         changed = replace(remedy, **kept)
         if not asked or (any(kept[name] for name in asked) and changed.fits(log.source)):
             found.append(changed)
-    return tuple(found)
+    return tuple(sorted(found, key=lambda remedy: names.index(remedy.against) if remedy.against else 0))
 
 
 @dataclass(frozen=True)
