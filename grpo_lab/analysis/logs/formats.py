@@ -29,6 +29,7 @@ from grpo_lab.analysis.logs.table import (
     columns_of,
     counters,
     fact,
+    indices,
     measured,
     number_in,
     words_of,
@@ -422,7 +423,7 @@ def read_events(path: Path) -> list[Table]:
     if not known:
         raise LogError(f"{path}: TensorBoard files, but none of their scalars is a metric known here")
     for scalars in known.values():
-        steps = np.unique(np.concatenate([curve.index for curve in scalars.values()]))
+        steps = indices([*scalars.values()])
         scalars["step"] = pd.Series(steps, steps, dtype=np.float64)
     return _of_runs(known, "tensorboard", in_folder=True)
 

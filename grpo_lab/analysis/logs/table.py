@@ -5,7 +5,6 @@ another run begins, and `log_of` the metrics, the step of each row and the frame
 ones of data/metrics.toml count first, then the words of data/diagnosis/names.toml.
 """
 
-import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -264,8 +263,7 @@ class Log:
     @cached_property
     def steps(self) -> NDArray[np.int64]:
         """Every step with a metric other than its time, in order, of shape (steps,)."""
-        indices = [series.index for name, series in self.metrics.items() if name not in OF_THE_MACHINE]
-        return functools.reduce(pd.Index.union, indices, pd.Index([], dtype=np.int64)).to_numpy(np.int64)
+        return indices([series for name, series in self.metrics.items() if name not in OF_THE_MACHINE])
 
     def format_in_words(self, language: str = messages.ENGLISH) -> str:
         """The format as which the log was read, as "CSV"."""
@@ -353,7 +351,7 @@ def columns_of_frame(frame: pd.DataFrame) -> Columns:
             known = values.astype(object).where(values.notna(), None)
             columns |= columns_of({name: value} for value in known)
     measures = [columns[name] for metric, name in choose(columns).items() if metric not in OF_THE_MACHINE]
-    filled = _rows([column.dropna() for column in measures])
+    filled = indices([column.dropna() for column in measures])
     return {name: column.loc[column.index.isin(filled)] for name, column in columns.items()}
 
 
@@ -491,14 +489,14 @@ def _by_parts(series: pd.Series) -> bool:
     return bool(np.count_nonzero(np.diff(series.index) == 0) > 0.4 * len(series))
 
 
-def _rows(columns: Sequence[pd.Series]) -> NDArray[np.int64]:
-    """The rows that hold one of the columns, in order."""
+def indices(columns: Sequence[pd.Series]) -> NDArray[np.int64]:
+    """The rows that hold one of the columns, or the steps of curves, in order."""
     return np.unique(np.concatenate([column.index for column in columns])) if columns else np.array([], dtype=np.int64)
 
 
 def _steps(columns: Columns, chosen: Mapping[str, str]) -> pd.Series | None:
     """The step of each row, from the first counter that half of the measured rows have, or from whole epochs."""
-    measured = _rows([columns[name] for name in chosen.values()])
+    measured = indices([columns[name] for name in chosen.values()])
     epochs = [name for name in columns if bare(name).lower() in ("epoch", "epochs") and _is_counter(columns[name], 1)]
     for name in (*counting(columns), *epochs):
         if 2 * np.isin(measured, columns[name].index).sum() >= len(measured):
@@ -509,7 +507,7 @@ def _steps(columns: Columns, chosen: Mapping[str, str]) -> pd.Series | None:
 def _restarts(table: Table) -> list[int]:
     """The later rows that begin a run: the first counter decides, or else epoch and console together."""
     columns, chosen = table.metrics, table.chosen
-    measured, steps = _rows([columns[name] for name in chosen.values()]), counting(columns)
+    measured, steps = indices([columns[name] for name in chosen.values()]), counting(columns)
     places = {start for start in table.starts if 0 < start < table.size}
     for name in (*steps, CUMULATIVE, "epoch"):
         found = columns.get(name, next((each for other, each in columns.items() if bare(other) == name), None))
