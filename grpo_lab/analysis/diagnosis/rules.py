@@ -399,9 +399,8 @@ class Cause:
     def suspected(self, seen: Sightings, source: str) -> tuple[Suspect, ...]:
         """The suspects that the log does not rule out, those with support in it first."""
         possible = self.suspects if source in TRAINERS["frameworks"] else (*self.own_suspects, *self.suspects)
-        ranks = [(suspect.rank(seen), suspect) for suspect in possible]
-        kept = [(rank, suspect) for rank, suspect in ranks if rank is not None]
-        return tuple(suspect for _, suspect in sorted(kept, key=lambda pair: pair[0]))
+        kept = [suspect for suspect in possible if suspect.rank(seen) is not None]
+        return tuple(sorted(kept, key=lambda suspect: suspect.rank(seen) or 0))
 
     def lacks(self, seen: Sightings) -> list[Unknown]:
         """The metrics that would have to be logged to decide."""
