@@ -55,8 +55,7 @@ def suggest(config: Config, events: Sequence[Event] = ()) -> Suggestion | None:
 
     found = []
     for case in held:  # the change of each at the places where the config holds the cause
-        ill = {path: (sick, well) for path, sick, well in _of_heal(case)}
-        change = tuple(_placed(case.heals[0].change, config, ill))
+        change = tuple(_placed(case.heals[0].change, config, _of_heal(case)))
         found.append((case.name != config.run.name, case.name not in shown, -len(change), case, change))
     *_, case, change = min(found, key=lambda row: row[:3])
     return Suggestion(case, replace(case.heals[0], change=change), config.with_(*change))
@@ -91,16 +90,16 @@ def holds(config: Config, case: Scenario) -> bool:
     """
     changes, mine = _of_heal(case), _flat(config.to_dict())
     return bool(changes) and all(
-        any(_as_ill(mine.get(place, _ABSENT), sick, well) for place in _places(config, path))
-        for path, sick, well in changes
+        any(_as_ill(mine.get(place, _ABSENT), *values) for place in _places(config, path))
+        for path, values in changes.items()
     )
 
 
-def _of_heal(case: Scenario) -> list[tuple[str, Any, Any]]:
-    """(path, value before, value after) of every setting that the scenario's first heal changes."""
+def _of_heal(case: Scenario) -> dict[str, tuple[Any, Any]]:
+    """By path, the value before and after of every setting that the scenario's first heal changes."""
     ill = case.config()
     old, new = _flat(ill.to_dict()), _flat(ill.with_(*case.heals[0].change).to_dict())
-    return [(p, old.get(p, _ABSENT), new.get(p, _ABSENT)) for p in old | new if old.get(p) != new.get(p)]
+    return {p: (old.get(p, _ABSENT), new.get(p, _ABSENT)) for p in old | new if old.get(p) != new.get(p)}
 
 
 def _as_ill(value: Any, sick: Any, well: Any) -> bool:
