@@ -58,8 +58,8 @@ class DiagnoseCallback(TrainerCallback):
             if self.diagnosis:
                 word = Words(messages.language())
                 self.say(word("at_step", step=state.global_step, said=self.diagnosis.headline(word.language)))
-            if self.stop_on_failure and self._failed():
-                control.should_training_stop = True
+                if self.stop_on_failure and any(each.cause.level == "failure" for each in self.diagnosis.findings):
+                    control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Diagnose the whole run."""
@@ -95,6 +95,3 @@ class DiagnoseCallback(TrainerCallback):
         log = dataclasses.replace(logs.from_dicts(state.log_history), **about)
         if len(log.steps):
             self.diagnosis = diagnose(log)
-
-    def _failed(self) -> bool:
-        return bool(self.diagnosis) and any(each.cause.level == "failure" for each in self.diagnosis.findings)
