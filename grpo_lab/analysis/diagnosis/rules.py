@@ -278,10 +278,6 @@ class Remedy:
     against: str = ""
     """The suspect that it is for; empty if it is for the cause whichever suspect is right."""
 
-    def fits(self, source: str) -> bool:
-        """Whether the trainer that wrote the log leaves anything to set."""
-        return not getattr(self, TRAINERS["field"].get(source, "here")).startswith(("built in", "not with"))
-
 
 @dataclass(frozen=True)
 class Suspect:
@@ -434,9 +430,9 @@ def advised(cause: Cause, suspects: Sequence[Suspect], log: Log) -> tuple[Remedy
     for remedy in (each for each in cause.remedies if each.against in ("", *names)):
         kept = {name: ", ".join(filter(acts, getattr(remedy, name).split(", "))) for name in FIELDS}
         asked = [name for name in ([own] if own else FIELDS) if getattr(remedy, name)]
-        changed = replace(remedy, **kept)
-        if not asked or (any(kept[name] for name in asked) and changed.fits(log.source)):
-            found.append(changed)
+        nothing_to_set = kept[own or "here"].startswith(("built in", "not with"))
+        if not asked or (any(kept[name] for name in asked) and not nothing_to_set):
+            found.append(replace(remedy, **kept))
     return tuple(sorted(found, key=lambda remedy: names.index(remedy.against) if remedy.against else 0))
 
 
