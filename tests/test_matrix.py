@@ -29,7 +29,6 @@ from grpo_lab.analysis.matrix import (
     Pool,
     cells,
     columns,
-    from_json,
     measure,
     only,
     replaced,
@@ -296,7 +295,7 @@ def test_a_killed_matrix_goes_on_and_writes_table_and_figure(call, tmp_path):
     running.kill()
     running.wait()
     killed, (code, said, _) = path.read_bytes(), call(*words)
-    keys = [from_json(line).key for line in path.read_text().splitlines()]
+    keys = [json.loads(line)["key"] for line in path.read_text().splitlines()]
     assert path.read_bytes().startswith(killed) and len(keys) == len(set(keys)) == 8
     assert code == 0 and "clip-spreads-nan" in said and "heat_map.png" in said
     read = list(csv.DictReader(io.StringIO((tmp_path / "cells.csv").read_text())))

@@ -322,7 +322,7 @@ class Journal:
         cut_half_line(path)
         for number, line in enumerate(path.read_bytes().splitlines(), start=1):
             try:
-                result = from_json(line.decode())
+                result = read(Measurement, dict(json.loads(line)))
             except (ValueError, TypeError) as error:
                 raise RunError(f"{path}:{number}: not a finished cell ({error}); delete that line") from error
             self.results[result.key] = result
@@ -341,11 +341,6 @@ class Journal:
         """The results of the finished cells, each with the scenario and column of its cell."""
         known = [(cell, self.results[cell.key]) for cell in cells if cell.key in self.results]
         return [dataclasses.replace(result, scenario=c.scenario, column=c.column) for c, result in known]
-
-
-def from_json(line: str) -> Measurement:
-    """The result in a line. Raises ValueError or TypeError for a line without one."""
-    return read(Measurement, dict(json.loads(line)))
 
 
 def to_csv(results: Sequence[Measurement]) -> str:
