@@ -246,7 +246,9 @@ class Fold:
 
     def screen(self) -> Screen:
         """The screen after the events so far."""
-        crash_step = self._crash_step()
+        crash_step = self._failed_step
+        if crash_step is None and self._ended and self._ended.status == "crashed":  # the process died without an event
+            crash_step = self._last.step + 1 if self._last else 0
         status, message = self._status()
         crash = self._ended.crash if self._ended else None
         steps, updates = self._statuses(crash_step, crash)
@@ -334,12 +336,6 @@ class Fold:
         except GrpoLabError:
             return  # a setting of another version: the mark is shown without its effect on the limits
         self._settings.append((event.step, changed))
-
-    def _crash_step(self) -> int | None:
-        """The step that failed; if the process died without an event, the step after the last."""
-        if self._failed_step is None and self._ended and self._ended.status == "crashed":
-            return self._last.step + 1 if self._last else 0
-        return self._failed_step
 
     def _statuses(
         self, crash_step: int | None, crash: Crash | None
