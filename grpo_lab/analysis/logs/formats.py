@@ -181,7 +181,7 @@ def read_table(text: Text) -> list[Table]:
     if max(record_forms(text.said)) > 1:  # a trainer printed samples in tables between its records
         return []
     for line in text.said.split("\n"):
-        if not line.strip() or _PATTERNS["dashes"].match(line):
+        if _PATTERNS["dashes"].match(line):
             continue
         if heading := _PATTERNS["heading"].match(line):
             level = heading.end()
