@@ -45,7 +45,7 @@ NAN, INF = math.nan, math.inf
 CAUSES = {cause.name: cause for cause in rules.CAUSES}
 LOGS = {path.stem: path for path in (Path(__file__).parent / "logs" / "causes").glob("*.csv")}
 SICK = sorted(LOGS.keys() - {HEALTHY})
-WOBBLE = 0.02 * (np.arange(60) % 3)
+WOBBLE, SLOPE = 0.02 * (np.arange(60) % 3), np.linspace(0.8, 0.2, 15).tolist()
 NOISY = [0.3 + wave for wave in [0.02, -0.01, 0.0, 0.015, -0.02, 0.01, -0.015, 0.005, -0.005, 0.0] * 2]
 """Twenty values without a trend."""
 
@@ -429,7 +429,7 @@ def test_a_curve_that_speaks_against_a_cause_rules_it_out(cause, metric, values)
     ("cause", "metric", "shown", "spared"),
     [
         ("reward-fell-back", "reward", [0.3] * 5 + [0.9] * 6 + [0.3] * 49, [0.3] + [0.9] * 3 + [0.3] * 56),
-        ("reward-broke", "reward", [0.8] * 30 + [0.2] * 30 + WOBBLE, np.linspace(0.8, 0.2, 60) + WOBBLE),
+        ("reward-broke", "reward", [0.8] * 30 + [0.2] * 30 + WOBBLE, [0.8] * 45 + SLOPE + WOBBLE),
         ("nothing-to-learn-from", "frac_reward_zero_std", [1.0] * 60, [1.0, 1.0, 0.0] * 20),
         ("noise-in-the-passes", "step", range(1, 61), range(10, 610, 10)),
     ],
