@@ -121,10 +121,9 @@ def story(log: Log, language: str) -> str:
         numbers = {name: Number(value) for name, value in values.items() if isinstance(value, float)}
         ends = [("first", "last"), ("begin", "end"), ("least", "most")]
         for pair in [(numbers[a], numbers[b]) for a, b in ends if a in numbers]:
-            said = [float(f"{each}".replace(",", "")) for each in pair]
-            if abs(np.diff(said) - np.diff(pair)) > 0.25 * abs(np.diff(pair)) and not math.isclose(
-                *pair, rel_tol=0.002
-            ):
+            begin, end = (float(f"{each}".replace(",", "")) for each in pair)
+            change = pair[1] - pair[0]
+            if abs(end - begin - change) > 0.25 * abs(change) and not math.isclose(*pair, rel_tol=0.002):
                 pair[0].digits = pair[1].digits = 3
         return word(f"story.{key}", **{**values, **numbers})
 

@@ -352,7 +352,7 @@ def read_text(text: Text) -> list[Table]:
 
     Raises LogError for a damaged file.
     """
-    pages = []
+    pages, text = [], replace(text, said=_PATTERNS["commented"].sub("", text.said, 1))
     if text.first.startswith("{") and '"cells"' in text.said and isinstance(tree := parsed(text.said), dict):
         pages, said = outputs_of(tree)
         text = replace(text, said=said)
