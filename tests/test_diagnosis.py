@@ -431,6 +431,7 @@ def test_a_curve_that_speaks_against_a_cause_rules_it_out(cause, metric, values)
         ("reward-fell-back", "reward", [0.3] * 5 + [0.9] * 6 + [0.3] * 49, [0.3] + [0.9] * 3 + [0.3] * 56),
         ("reward-broke", "reward", [0.8] * 30 + [0.2] * 30 + WOBBLE, [0.8] * 45 + SLOPE + WOBBLE),
         ("nothing-to-learn-from", "frac_reward_zero_std", [1.0] * 60, [1.0, 1.0, 0.0] * 20),
+        ("learned-nothing", "reward", 1.3 + WOBBLE, 0.93 + WOBBLE),
         ("noise-in-the-passes", "step", range(1, 61), range(10, 610, 10)),
     ],
 )
