@@ -173,11 +173,11 @@ def level_noise(values: Curve) -> float:
 
 
 def outlier(values: Curve) -> Mask:
-    """Which values are farther from the median than 50 times the median distance, 4 of its ninth decile, and 3."""
+    """Which values are farther from the median than 50 times the median distance, 12 of its ninth decile, and 3."""
     if not len(kept := finite(values)):
         return at(0, values, False)
-    usual, large = np.quantile(np.abs(kept - np.median(kept)), (0.5, 0.9))
-    return np.isfinite(values) & (np.abs(values - np.median(kept)) > max(50 * usual, 4 * large, 3))
+    usual, large = np.quantile(np.abs(kept - np.median(kept)), (0.5, 0.9), method="lower")
+    return np.isfinite(values) & (np.abs(values - np.median(kept)) > max(50 * usual, 12 * large, 3))
 
 
 def breaks(values: Curve) -> Mask:
