@@ -73,7 +73,7 @@ class Course(NamedTuple):
     """The number of values at the end that are of the last level."""
 
 
-def without_stray(values: Curve) -> Curve:
+def without_lone_outlier(values: Curve) -> Curve:
     """The curve, where the one value that is far from its neighbours, as no other is, becomes their mean."""
     away = np.abs(values[1:-1] - (values[:-2] + values[2:]) / 2)
     inside = int(np.argmax(away)) + 1
@@ -83,7 +83,7 @@ def without_stray(values: Curve) -> Curve:
     return np.concatenate([values[:inside], [(values[inside - 1] + values[inside + 1]) / 2], values[inside + 1 :]])
 
 
-def jumps(values: Curve, deviation: float) -> list[int]:
+def change_points(values: Curve, deviation: float) -> list[int]:
     """The places at which the mean of a curve changes from one value to the next, by halves of the halves.
 
     The means of the two halves must differ by `jump` of their standard errors.
@@ -106,7 +106,7 @@ def course(values: Curve) -> Course | None:
     """The course of finite values; None for less than six of them."""
     if len(values) < 6:
         return None
-    values = without_stray(values)
+    values = without_lone_outlier(values)
     size = len(values)
     width = min(20, max(3, size // 8))
     bends = values[:-2] - 2 * values[1:-1] + values[2:]  # about straight lines: a steep course is no noise
@@ -114,7 +114,7 @@ def course(values: Curve) -> Course | None:
     hits = values != np.median(values)
     if hits.mean() < _LIMITS["rare"] and np.count_nonzero(np.diff(hits)) >= hits.sum():  # lone hits are no level
         deviation = float(values.std())
-    parts = np.array([0, *jumps(values, deviation), size])
+    parts = np.array([0, *change_points(values, deviation), size])
     part = np.searchsorted(parts, np.arange(size), "right") - 1
     low = np.maximum(parts[part], np.minimum(np.arange(size) - width // 2, parts[part + 1] - width))
     high = np.minimum(parts[part + 1], low + width)
