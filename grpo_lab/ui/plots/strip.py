@@ -100,8 +100,17 @@ def draw(
         cross = {"ls": "none", "marker": "x", "ms": 6, "mew": 1.8, "mec": "white"}
         look = {**style.mark(kind), "ms": {"acted": 5, "by design": 6}.get(kind, 8)} if kind in style.MARKS else cross
         axes.plot(x, y, gid=gid, **look)
-    _frame(axes, screen, grouped, first, end, names, say)
-    _first_break(axes, screen, first, end, say, grouped)
+    axes.set_xlim(first - 0.5, end - 0.5)
+    axes.set_ylim(len(ROWS) - 0.5, -0.5)
+    bands = [*BANDS[grouped], (ROWS[""], len(ROWS) - 1, len(ROWS) - 1)]
+    labels = [say(label) if names else "" for label, *_ in bands]
+    axes.set_yticks([(top + bottom) / 2 for _, top, bottom in bands], labels, fontsize=style.NORMAL - 1)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=style.SMALL)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12 if names else 6))
+    axes.set_xlabel(say("step, a column an update" if each > 1 else "step"), fontsize=style.NORMAL)
+    axes.spines[:].set_visible(False)
+    _first_break(axes, screen, first, end, each, say, grouped)
 
 
 def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray) -> Points:
@@ -187,7 +196,7 @@ def legend(
     axes: Axes,
     screens: Iterable[Screen],
     raised: float = 0.0,
-    say: Callable[[str], str] = str,
+    say: Say = str,
     columns: int | None = None,
 ) -> None:
     """Write the legend of the colours, and of the marks that occur, in a line above the strip (`raised` inches higher).
@@ -225,26 +234,9 @@ def _fits(count: int, inches: float) -> bool:
     return count <= style.FINE * inches / 10
 
 
-def _frame(
-    axes: Axes, screen: Screen, grouped: bool, first: int, end: int, names: bool, say: Callable[[str], str]
-) -> None:
-    axes.set_xlim(first - 0.5, end - 0.5)
-    axes.set_ylim(len(ROWS) - 0.5, -0.5)
-    bands = [*BANDS[grouped], (ROWS[""], len(ROWS) - 1, len(ROWS) - 1)]
-    labels = [say(label) if names else "" for label, *_ in bands]
-    axes.set_yticks([(top + bottom) / 2 for _, top, bottom in bands], labels, fontsize=style.NORMAL - 1)
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=style.SMALL)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12 if names else 6))
-    by_update = columns(screen, (first, end), style.figure_of(axes)[1]) > 1
-    axes.set_xlabel(say("step, a column an update" if by_update else "step"), fontsize=style.NORMAL)
-    axes.spines[:].set_visible(False)
-
-
-def _first_break(axes: Axes, screen: Screen, first: int, end: int, say: Callable[[str], str], grouped: bool) -> None:
+def _first_break(axes: Axes, screen: Screen, first: int, end: int, each: int, say: Say, grouped: bool) -> None:
     found, narrow = screen.first_break, (end - first) * 0.008
     if found and found.link in ROWS:
-        each = columns(screen, (first, end), style.figure_of(axes)[1])
         at, size = _part(screen, found, each)
         width, middle = max(size / each, narrow), found.step - 0.5 + (at + size / 2) / each
         row = _outline(axes, found.link, middle - width / 2, width, grouped, ec="black", lw=2.5, gid="first break")
