@@ -82,18 +82,15 @@ def sparkline(values: Sequence[float], width: int, log: bool = False) -> str:
     """
     size = math.ceil(len(values) / width) or 1
     parts = [values[at : at + size] for at in range(0, len(values), size)]
-    found = [max(part, key=_magnitude) if log else statistics.fmean(part) for part in parts]
     if log:
+        found = [max(part, key=lambda value: math.inf if math.isnan(value) else abs(value)) for part in parts]
         floor = min((value for value in found if 0 < value < math.inf), default=1.0)
         found = [math.log10(max(value, floor)) if math.isfinite(value) else value for value in found]
+    else:
+        found = [statistics.fmean(part) for part in parts]
     finite = [value for value in found if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     return "".join(_block(value, low, high) for value in found)
-
-
-def _magnitude(value: float) -> float:
-    """The absolute value; NaN is above all."""
-    return math.inf if math.isnan(value) else abs(value)
 
 
 def _block(value: float, low: float, high: float) -> str:

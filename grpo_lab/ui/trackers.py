@@ -104,8 +104,10 @@ class Writing:
         self._begun = True
         if isinstance(event, Stepped):
             self._steps.append(event)
+            broken = {f"nonfinite/{name}": 1.0 for name, value in event.metrics.items() if not math.isfinite(value)}
+            state = {"verdict": float(event.verdict), "updates": float(event.updates)}
             acted = {f"guards/{each.name}": f"{each.verdict.name}: {each.reason}" for each in event.actions}
-            self._log(event.step, {**numbers_of(event), **acted})
+            self._log(event.step, {**event.metrics, **broken, **state, **acted})
         elif isinstance(event, Evaluated):
             self._log(event.step, {"held_out_reward": event.reward})
         elif isinstance(event, Resumed):
@@ -116,12 +118,6 @@ class Writing:
             where = f"step {found.step}: {found.link}" if found else "none"
             self._begun = False
             self._close({"end": event.status, "message": event.message, "first_break": where})
-
-
-def numbers_of(event: Stepped) -> dict[str, float]:
-    """The metrics of a step, its verdict as a number, and a 1 for each metric that is not finite."""
-    broken = {f"nonfinite/{name}": 1.0 for name, value in event.metrics.items() if not math.isfinite(value)}
-    return {**event.metrics, **broken, "verdict": float(event.verdict), "updates": float(event.updates)}
 
 
 class TensorBoard(Writing):

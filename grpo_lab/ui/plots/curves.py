@@ -206,7 +206,8 @@ def numbers(name: str, rows: Iterable[Series], focus: Screen | None, screens: It
     values = [value for series in rows for value in series.values]
     if focus and name == "reward":
         values += [value for screen in screens for each in _held_out(screen).values() for value in each.values]
-    values += _edges(name, screens)
+    bands = [band for screen in screens for each in screen.objectives.values() for band in each if name == "kl"]
+    values += [edge for _, *ends in bands for edge in ends if not math.isnan(edge)]
     if focus:
         values += [value for limit in thresholds(name, focus) for value in limit.values if not math.isnan(value)]
     return np.array(values, dtype=float)
@@ -411,8 +412,3 @@ def _draw_objectives(axes: Axes, name: str, screens: Mapping[str, Screen], end: 
 def _held_out(screen: Screen) -> dict[str, Series]:
     found = {own: screen.evaluations_of.get(each, Series()) for own, each in screen.curves("reward").items() if each}
     return {own: held for own, held in (found or {"reward": screen.evaluations}).items() if held.steps}
-
-
-def _edges(name: str, screens: Iterable[Screen]) -> list[float]:
-    bands = [band for screen in screens for each in screen.objectives.values() for band in each if name == "kl"]
-    return [edge for _, *ends in bands for edge in ends if not math.isnan(edge)]
