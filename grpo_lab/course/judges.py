@@ -66,24 +66,21 @@ def saved_run(guard: str, step: int) -> Values:
     """A check of four readings of the learner's run: its end, the guard that acted, in which step, the last reward."""
 
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
-        why = other_kind(values["ended"], "a text")
+        def about(name: str, kind: str, right: bool, expected: str, why: str) -> Finding:
+            return Finding(right, name, shown(values[name]), expected, other_kind(values[name], kind) or why)
+
+        ended, held_out = values["ended"], values["held_out"]
         crashed = "This run crashed: start again and switch the guard on earlier."
-        why = why or (crashed if values["ended"] == "crashed" else "Copy the word of the printed summary.")
-        yield Finding(values["ended"] == "done", "ended", shown(values["ended"]), "the end of a run that lives", why)
-        why = other_kind(values["guard"], "a text")
-        why = why or "It is the guard that you switched on; the panel and the record name each guard that acted."
-        yield Finding(values["guard"] == guard, "guard", shown(values["guard"]), "a guard by its name, in quotes", why)
-        why = other_kind(values["acted"], "a number")
-        why = why or "A guard acts when the fault does: look for the mark on the curves. Steps are counted from 0."
-        yield Finding(values["acted"] == step, "acted", shown(values["acted"]), "the step that the guard saved", why)
-        got = values["held_out"]
-        right = is_number(got) and LEAST_SAVED <= got <= 1
-        why = other_kind(got, "a number") or (
-            "It is a share, from 0 to 1, and not a percentage."
-            if is_number(got) and got > 1
-            else "The second diamond in the plot, and `after` in the summary."
-        )
+        why = crashed if ended == "crashed" else "Copy the word of the printed summary."
+        yield about("ended", "a text", ended == "done", "the end of a run that lives", why)
+        why = "It is the guard that you switched on; the panel and the record name each guard that acted."
+        yield about("guard", "a text", values["guard"] == guard, "a guard by its name, in quotes", why)
+        why = "A guard acts when the fault does: look for the mark on the curves. Steps are counted from 0."
+        yield about("acted", "a number", values["acted"] == step, "the step that the guard saved", why)
+        percentage = "It is a share, from 0 to 1, and not a percentage."
+        too_large = is_number(held_out) and held_out > 1
+        why = percentage if too_large else "The second diamond in the plot, and `after` in the summary."
         expected = Sentence("the reward after the run, at least {:g}", LEAST_SAVED)
-        yield Finding(right, "held_out", shown(got), expected, why)
+        yield about("held_out", "a number", is_number(held_out) and LEAST_SAVED <= held_out <= 1, expected, why)
 
     return Values(("ended", "guard", "acted", "held_out"), judge)
