@@ -107,26 +107,20 @@ def in_language(page: LabPage, language: str) -> LabPage:
             check_known("exercise", names, known, DataError)
         if len(questions) != len(page.questions):
             raise DataError(f"{len(questions)} questions; the English page has {len(page.questions)}")
-        said = {name: _exercise_said(each, exercises[name]) for name, each in page.exercises.items()}
-        asked = map(_question_said, range(1, len(questions) + 1), page.questions, questions)
+        said, asked = dict[str, Exercise](), list[Question]()
+        for name, exercise in page.exercises.items():
+            fields = _table(exercises[name], _EXERCISE_WORDS, f"exercise {name!r}", {"wrong": dict})
+            said[name] = dataclasses.replace(exercise, title=fields["title"], hints=tuple(fields["hints"]))
+        for number, (question, texts) in enumerate(zip(page.questions, questions, strict=True), start=1):
+            fields = _table(texts, _QUESTION_WORDS, f"question {number}")
+            asked.append(_question(number, {**fields, "right": question.right}))
+            options, wanted = len(asked[-1].options), len(question.options)
+            if options != wanted:
+                raise DataError(f"question {number} has {options} options; in English {wanted}")
         words = {name: tree[name] for name in ("title", "summary")}
         return dataclasses.replace(page, **words, exercises=said, questions=tuple(asked))
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
-
-
-def _exercise_said(exercise: Exercise, texts: Any) -> Exercise:
-    fields = _table(texts, _EXERCISE_WORDS, f"exercise {exercise.name!r}", {"wrong": dict})
-    return dataclasses.replace(exercise, title=fields["title"], hints=tuple(fields["hints"]))
-
-
-def _question_said(number: int, question: Question, texts: Any) -> Question:
-    """The question in other words. Raises DataError for another number of options."""
-    fields = _table(texts, _QUESTION_WORDS, f"question {number}")
-    said = _question(number, {**fields, "right": question.right})
-    if len(said.options) != len(question.options):
-        raise DataError(f"question {number} has {len(said.options)} options; in English {len(question.options)}")
-    return said
 
 
 def _exercise(name: str, texts: Any, checks: Mapping[str, Check], folder: Path) -> Exercise:
