@@ -86,7 +86,10 @@ def make(directory: str | Path, seed: int = SHIPPED) -> None:
         with tempfile.TemporaryDirectory(prefix="grpo-lab-") as scratch:
             session = Session(_config(cause, seed), Path(scratch) / "run").run()
             target = Path(directory) / name(number)
-            shown = _as_a_log_shows(session.config, number)
+            # A log shows the length of the run and the size of its batch; every other setting is missing.
+            kept = ("tasks", "num_prompts", "num_generations")
+            data = {setting: getattr(session.config.data, setting) for setting in kept}
+            shown = {"run": {"name": name(number), "num_steps": session.config.run.num_steps}, "data": data}
             run_folder.begin(target, Config.from_dict(shown))
             (target / run_folder.CONFIG).write_text(json.dumps(shown, indent=2) + "\n", encoding="utf-8")
             lines = (to_json(_stripped(event, shown)) + "\n" for event in session.events)
@@ -100,13 +103,6 @@ def _config(cause: str, seed: int) -> Config:
     told = _RUNS[cause]
     config = scenario(told["scenario"]).config() if "scenario" in told else preset(told["preset"])
     return config.with_(*told["overrides"], *HERE, f"run.seed={seed}")
-
-
-def _as_a_log_shows(config: Config, number: int) -> dict[str, Any]:
-    """The length of the run and the size of its batch; every other setting is missing, defaults included."""
-    kept = ("tasks", "num_prompts", "num_generations")
-    data = {setting: getattr(config.data, setting) for setting in kept}
-    return {"run": {"name": name(number), "num_steps": config.run.num_steps}, "data": data}
 
 
 def _stripped(event: Event, shown: dict[str, Any]) -> Event:

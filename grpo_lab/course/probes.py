@@ -154,11 +154,8 @@ def as_floats(function: Asked, inputs: Inputs) -> Any:
     found = found.tolist() if hasattr(found, "tolist") else found  # of torch, numpy and pandas
     if not isinstance(found, Iterable) or isinstance(found, str | Mapping):
         return found
-    return (tuple if isinstance(found, tuple) else list)(map(_as_a_float, found))
-
-
-def _as_a_float(item: Any) -> Any:
-    return float(item) if isinstance(item, SupportsFloat) and not isinstance(item, bool) else item
+    floats = [float(x) if isinstance(x, SupportsFloat) and not isinstance(x, bool) else x for x in found]
+    return tuple(floats) if isinstance(found, tuple) else floats
 
 
 def as_a_number(function: Asked, inputs: Inputs) -> Any:

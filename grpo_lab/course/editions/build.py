@@ -144,15 +144,12 @@ def _cells(source: Sequence[Any], name: str, page: LabPage | None, edition: str,
             yield new_cell("code", identity, text, _tags(cell), folded)
             yield new_cell("markdown", f"{identity}-hints", hints(exercise, language))
             continue
-        text = with_cover(cell.source, page, language) if number == 0 and page else cell.source
+        text = cell.source
+        if number == 0 and page:
+            title, _, rest = text.partition("\n")
+            facts = {"minutes": page.minutes, "stars": stars(page.difficulty), "summary": page.summary}
+            text = f"{title}\n\n{text_in(language, 'notebook.cover', **facts)}\n{rest}"
         yield new_cell(cell.cell_type, f"{name}-{number:02d}", text, _tags(cell))
-
-
-def with_cover(source: str, page: LabPage, language: str) -> str:
-    """The first cell, with minutes, difficulty and summary below its title."""
-    title, _, rest = source.partition("\n")
-    facts = {"minutes": page.minutes, "stars": stars(page.difficulty), "summary": page.summary}
-    return f"{title}\n\n{text_in(language, 'notebook.cover', **facts)}\n{rest}"
 
 
 def heading(exercise: Exercise, language: str) -> str:

@@ -1,13 +1,13 @@
 """A course folder for nbgrader: notebooks with the cells that it grades, and its settings."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo_lab.course import pages
 from grpo_lab.course.editions.build import LEARNER, REFERENCE, as_text, made, new_cell
 from grpo_lab.course.editions.release import with_exercises
-from grpo_lab.course.exercises import Exercise, LabPage
+from grpo_lab.course.exercises import LabPage
 from grpo_lab.messages import ENGLISH
 from grpo_lab.paths import data_directory
 
@@ -35,21 +35,18 @@ def course(
 def gradable(notebook: Any, page: LabPage) -> Any:
     """A lab's notebook with nbgrader's metadata on its exercises, and after each the cell that earns its points."""
     exercises = {page.cell_id(name): exercise for name, exercise in page.exercises.items()}
-    notebook.cells = [made for cell in notebook.cells for made in _gradable(cell, exercises.get(cell.id))]
+    cells, notebook.cells = notebook.cells, []
+    for cell in cells:
+        notebook.cells.append(cell)
+        exercise = exercises.get(cell.id)
+        if exercise and exercise.kind == "text":  # a person marks the cell itself
+            cell.metadata["nbgrader"] = _metadata(cell.id, solution=True, points=exercise.points)
+        elif exercise:
+            cell.metadata["nbgrader"] = _metadata(cell.id, solution=True)
+            points = new_cell("code", f"{cell.id}-points", f'lab.points("{exercise.name}")')
+            points.metadata["nbgrader"] = _metadata(points.id, points=exercise.points)
+            notebook.cells.append(points)
     return notebook
-
-
-def _gradable(cell: Any, exercise: Exercise | None) -> Iterator[Any]:
-    yield cell
-    if exercise is None:
-        return
-    if exercise.kind == "text":  # a person marks the cell itself
-        cell.metadata["nbgrader"] = _metadata(cell.id, solution=True, points=exercise.points)
-        return
-    cell.metadata["nbgrader"] = _metadata(cell.id, solution=True)
-    points = new_cell("code", f"{cell.id}-points", f'lab.points("{exercise.name}")')
-    points.metadata["nbgrader"] = _metadata(points.id, points=exercise.points)
-    yield points
 
 
 def _metadata(identity: str, solution: bool = False, points: int | None = None) -> dict[str, Any]:

@@ -52,7 +52,8 @@ def in_language(cells: Sequence[Any], folder: Path, language: str) -> list[Any]:
         where = f"cell {number}, which begins {_begin(cells[number])!r}"
         faults += [f"{where}: {fault}" for fault in differences(cells[number], said)]
         if not faults:
-            found[number].source = _replaced(cells[number], said)
+            is_code, source = cells[number].cell_type == "code", cells[number].source
+            found[number].source = _with_comments(source, said.source) if is_code else _joined(said.source)
     if faults:
         raise DataError(f"{path}: " + "; ".join(faults))
     _speak(found, folder.name, language)
@@ -150,12 +151,8 @@ def _spans(source: str) -> list[tokenize.TokenInfo]:
     return found
 
 
-def _replaced(cell: Any, said: Any) -> str:
-    """The source of a cell with the other language's prose in place of its own."""
-    return _joined(said.source) if cell.cell_type != "code" else _with_comments(cell.source, said.source)
-
-
 def _with_comments(code: str, said: str) -> str:
+    """The code with the other language's comments and docstrings in place of its own."""
     lines = code.split("\n")
     for token, by in reversed(list(zip(_spans(code), _spans(said), strict=True))):
         (row, column), (last, end) = token.start, token.end

@@ -52,14 +52,10 @@ def write_new(files: Mapping[Path, str], force: bool = False) -> list[Path]:
     """
     differing = [path for path in stale(files) if path.exists()]
     if differing and not force:
-        what = f"already there, and different: {_listed(differing)}"
+        listed = ", ".join(map(str, differing[:3])) + (f" and {len(differing) - 3} more" if differing[3:] else "")
+        what = f"already there, and different: {listed}"
         raise DataError(f"{what}; write to another folder, or overwrite with --force")
     return write(files)
-
-
-def _listed(paths: Sequence[Path]) -> str:
-    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-    return ", ".join(map(str, paths[:3])) + more
 
 
 def _row(folder: Path, language: str) -> Sequence[str]:
