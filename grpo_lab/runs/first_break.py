@@ -117,20 +117,18 @@ def first_break(events: Iterable[Event]) -> ChainBreak | None:
 
 
 def absorbed(note: LinkNote, links: Sequence[LinkNote]) -> bool:
-    """Whether a broken ratio left the loss of the same update finite, or broken logits only filtered tokens out."""
+    """Whether a broken ratio left the loss of the same update finite, or broken logits only filtered tokens out.
+
+    A filter sets -inf; NaN and +inf in the logits would make NaN in the log-probabilities after them.
+    """
     if note.link == "logits":
-        return _only_filters(note, links)
+        after = links[links.index(note) + 1 :]
+        followed = next((other for other in after if other.link in _LOGPROBS), None)
+        return note.magnitude == math.inf and followed is not None and not math.isnan(followed.magnitude)
     if note.link != "ratio":
         return False
     losses = [other for other in links if other.link == "loss" and other.update == note.update]
     return bool(losses) and not any(loss.broken for loss in losses)
-
-
-def _only_filters(logits: LinkNote, links: Sequence[LinkNote]) -> bool:
-    """Whether the log-probabilities after the logits hold no NaN: a filter sets -inf; NaN and +inf would make NaN."""
-    after = links[links.index(logits) + 1 :]
-    followed = next((note for note in after if note.link in _LOGPROBS), None)
-    return logits.magnitude == math.inf and followed is not None and not math.isnan(followed.magnitude)
 
 
 def _caught_by(event: Stepped, note: LinkNote) -> str:

@@ -25,7 +25,12 @@ def summary(events: Sequence[Event]) -> str:
         if warned:
             lines.append(text("summary.warning", step=step, links=text("summary.comma").join(warned)))
             break
-    lines.append(text("summary.first_break", said=_break_in_words(found, events)))
+    if broken := found.first_break:
+        said = str(broken) if broken.step >= 0 else text("summary.unrecorded")
+    else:
+        overflowed = any(note.broken for event in events if isinstance(event, Stepped) for note in event.links)
+        said = text("summary.overflowed" if overflowed else "summary.all_finite")
+    lines.append(text("summary.first_break", said=said))
     if not found.status:
         lines.append(text("summary.no_end"))
     elif found.crash:
@@ -61,10 +66,3 @@ def _objectives_in_words(events: Iterable[Event]) -> list[str]:
     names = evaluated[0] if evaluated else ()
     values = {name: text("summary.comma").join(f"{each[name]:.3f}" for each in evaluated) for name in names}
     return [text("summary.of_objective", name=name, values=values[name]) for name in names]
-
-
-def _break_in_words(found: Outcome, events: Iterable[Event]) -> str:
-    if broken := found.first_break:
-        return str(broken) if broken.step >= 0 else text("summary.unrecorded")
-    overflowed = any(note.broken for event in events if isinstance(event, Stepped) for note in event.links)
-    return text("summary.overflowed" if overflowed else "summary.all_finite")

@@ -285,18 +285,14 @@ def _reduce(metrics: Iterable[tuple[str, str, int, float]]) -> dict[str, float]:
         by_name.setdefault(name, {}).setdefault(objective, {}).setdefault(update, []).append(value)
     reduced = {}
     for name, objectives in by_name.items():
-        each = {objective: _over_updates(name, updates) for objective, updates in objectives.items()}
-        reduced[name] = sum(each.values()) / (1 if name in SUMMED else len(each))
         if name in LARGEST:
+            each = {whose: _largest(itertools.chain(*updates.values())) for whose, updates in objectives.items()}
             reduced[name] = _largest(each.values())
+        else:
+            each = {whose: sum(map(sum, updates.values())) / len(updates) for whose, updates in objectives.items()}
+            reduced[name] = sum(each.values()) / (1 if name in SUMMED else len(each))
         reduced |= {of_objective(name, objective): value for objective, value in each.items() if objective}
     return reduced
-
-
-def _over_updates(name: str, updates: dict[int, list[float]]) -> float:
-    if name in LARGEST:
-        return _largest(value for row in updates.values() for value in row)
-    return sum(sum(row) for row in updates.values()) / len(updates)
 
 
 def _largest(values: Iterable[float]) -> float:

@@ -6,7 +6,7 @@ reference from the model that the run began with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +46,8 @@ def check_finite(state: Mapping[str, Any]) -> None:
 def taken(training: Training) -> dict[str, Any]:
     """The state, with tensors that go on to change: write or copy them before the next step."""
     updates = training.updates
+    # After another stage, the reference is not the model that the run began with.
+    later = training.steps.start > 0 and isinstance(training.reference, Reference)
     return {
         "updates": updates.count,
         "scaler": updates.scaler.state_dict() if isinstance(updates, ScaledUpdates) else {},
@@ -53,7 +55,7 @@ def taken(training: Training) -> dict[str, Any]:
         "metrics": training.last_metrics,
         "config": training.config.to_dict(),
         "interventions": {name: each.state_dict() for name, each in _with_memory(training)},
-        "reference": _reference_of_a_later_stage(training),
+        "reference": list(training.reference.parameters()) if later else [],
         WEIGHTS: {name: p.detach() for name, p in _trained(training)},
         MOMENTS: {name: dict(updates.optimizer.state.get(p, {})) for name, p in _trained(training)},
     }
@@ -99,9 +101,3 @@ def _with_memory(training: Training) -> Iterator[tuple[str, Intervention]]:
     """Guards and faults by name. Observers keep nothing from one step to the next."""
     for row in training.interventions.values():
         yield from ((f"{kind}s.{each.name}", each) for kind, each in row if kind != "observer")
-
-
-def _reference_of_a_later_stage(training: Training) -> Sequence[Tensor]:
-    """The reference's tensors where they are not those of the model that the run began with: after another stage."""
-    later = training.steps.start > 0 and isinstance(training.reference, Reference)
-    return list(training.reference.parameters()) if later else []

@@ -115,8 +115,15 @@ def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
     ends = [[end] for end in rollouts.terminators(model, tokenizer).tolist()]
     end = [tokenizer.eos_token_id] if [tokenizer.eos_token_id] in ends else ends[0]
     rows = [Row(p, a if a[-1:] in ends else a + end) for p, a in zip(prompts, answers, strict=True)]
+    limit = config.sft.max_length
+    positions = getattr(model.config, "max_position_embeddings", limit)
     for place, row in zip(problems, rows, strict=True):
-        _check_length(row, config.sft.max_length, model, place)
+        if (size := len(row.prompt) + len(row.completion)) > min(limit, positions):
+            what = f"sft.max_length = {limit}" if limit < positions else f"the {positions} positions of the model"
+            raise DataError(
+                f"{place}: prompt, completion and end token are {size} tokens > {what}; a cut completion would have no "
+                "end, so none is cut: shorten it" + (", or raise sft.max_length" if limit < positions else "")
+            )
     return Demonstrations(rows, tokenizer.pad_token_id)
 
 
@@ -125,14 +132,3 @@ def _padded(rows: Sequence[list[int]], pad: int, device: torch.device, side: str
     ids = pad_sequence([torch.tensor(row) for row in rows], True, pad, side)
     mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in rows], True, False, side)
     return ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
-
-
-def _check_length(row: Row, limit: int, model: Any, where: str) -> None:
-    """Raise DataError for a row with more tokens than the limit, or than the model has positions."""
-    size, positions = len(row.prompt) + len(row.completion), getattr(model.config, "max_position_embeddings", limit)
-    if size > min(limit, positions):
-        what = f"sft.max_length = {limit}" if limit < positions else f"the {positions} positions of the model"
-        raise DataError(
-            f"{where}: prompt, completion and end token are {size} tokens > {what}; a cut completion would have no "
-            "end, so none is cut: shorten it" + (", or raise sft.max_length" if limit < positions else "")
-        )
