@@ -91,7 +91,8 @@ def read(found: Found, max_bytes: int) -> Submission:
         cells = _cells(_tree(data))
         lab = _lab(cells)
     except Refused as refused:
-        return dataclasses.replace(submission, problem=str(refused), lab=_lab_in_path(found.path))
+        named = [lab for lab in registry.lab_names() if re.search(rf"(?i)(?<![^\W_]){lab}(?![^\W_])", found.path)]
+        return dataclasses.replace(submission, problem=str(refused), lab=named[0] if len(named) == 1 else "")
     sources, notes, undecided = _answers(registry.lab_page(lab), cells)
     return dataclasses.replace(submission, lab=lab, answers=sources, notes=notes, undecided=undecided)
 
@@ -174,11 +175,6 @@ def _text(data: bytes) -> str:
         if encoding == "utf-8":
             return data.decode("latin-1")
         raise Refused("not a notebook: its characters cannot be read; {}", AGAIN) from None
-
-
-def _lab_in_path(path: str) -> str:
-    named = [lab for lab in registry.lab_names() if re.search(rf"(?i)(?<![^\W_]){lab}(?![^\W_])", path)]
-    return named[0] if len(named) == 1 else ""
 
 
 def _cells(notebook: Any) -> list[NotebookCell]:

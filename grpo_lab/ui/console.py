@@ -100,15 +100,11 @@ class _Bars(Progress):
         """Update a bar, or print its line where there are no bars and one is due."""
         super().update(task_id, **changes)
         if self.disable and time.monotonic() >= self._due:
-            self._due = time.monotonic() + EVERY
-            report(_line(self.tasks[self.task_ids.index(task_id)]))
-
-
-def _line(task: Any) -> str:
-    """A bar as text: count, time that is left, and note."""
-    total = "" if task.total is None else f" of {task.total:,.0f}"
-    left = "" if task.time_remaining is None else f", ETA {task.time_remaining:,.0f} s"
-    return f"{task.description}: {task.completed:,.0f}{total}{left}  {task.fields.get('note', '')}".rstrip()
+            self._due, task = time.monotonic() + EVERY, self.tasks[self.task_ids.index(task_id)]
+            total = "" if task.total is None else f" of {task.total:,.0f}"
+            left = "" if task.time_remaining is None else f", ETA {task.time_remaining:,.0f} s"
+            note = task.fields.get("note", "")
+            report(f"{task.description}: {task.completed:,.0f}{total}{left}  {note}".rstrip())
 
 
 def progress() -> Progress:

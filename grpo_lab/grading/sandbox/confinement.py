@@ -220,8 +220,9 @@ def confine(limits: Limits, user: int | None) -> None:
         os.setresuid(user, user, user)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
     refuse_calls()
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     caps = {
-        resource.RLIMIT_AS: _address_space() + limits.memory_mb * MIB,
+        resource.RLIMIT_AS: mapped + limits.memory_mb * MIB,
         resource.RLIMIT_NPROC: limits.processes + (0 if user is not None else _processes_of_this_user()),
         resource.RLIMIT_FSIZE: 0,  # not one byte into any file; pipes are not files
         resource.RLIMIT_CORE: 0,
@@ -250,10 +251,6 @@ def readable() -> Iterator[Path]:
     roots += sorted(path for path in packages if not any(path.is_relative_to(root) for root in roots))
     yield from roots
     yield from (PACKAGE, data_directory())
-
-
-def _address_space() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _processes_of_this_user() -> int:
