@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from grpo_lab.messages import spoken
 from grpo_lab.paths import data_tables, rows
 
 
@@ -53,15 +52,6 @@ def metric(name: str) -> Metric:
     """
     found = METRICS[of_run(name)]
     return found if name in METRICS else found._replace(label=f"{found.label}, {name.rpartition('/')[2]}")
-
-
-def meaning(name: str) -> str:
-    """The meaning of a metric of the run, in the user's language. Raises KeyError for another name.
-
-    >>> meaning("grad_norm")
-    "before clipping; the largest of the step's updates"
-    """
-    return spoken(METRICS[name].meaning)
 
 
 def of_run(name: str) -> str:
