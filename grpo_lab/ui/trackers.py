@@ -50,16 +50,12 @@ class Tracker:
         except queue.Full:
             self.dropped += 1
         if isinstance(event, Ended):
-            self._finish()
-
-    def _finish(self) -> None:
-        there = self._idle.wait(PATIENCE)
-        if self._problem:
-            raise RuntimeError(self._problem)
-        if lost := self.dropped + (0 if there else self._events.qsize() + 1):
-            warnings.warn(
-                f"{self.name}: {lost} events were not written; `grpo-lab export` writes them later", stacklevel=2
-            )
+            there = self._idle.wait(PATIENCE)
+            if self._problem:
+                raise RuntimeError(self._problem)
+            if lost := self.dropped + (0 if there else self._events.qsize() + 1):
+                said = f"{self.name}: {lost} events were not written; `grpo-lab export` writes them later"
+                warnings.warn(said, stacklevel=2)
 
     def _write_all(self) -> None:
         try:

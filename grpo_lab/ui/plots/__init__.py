@@ -162,7 +162,14 @@ def objectives_figure(
             if band:
                 axes.axhspan(*band, color=style.GREEN, alpha=0.18, lw=0)
         for place, (look, screen) in enumerate(zip(style.looks(runs), screens, strict=True)):
-            _draw_objective(axes, metric, objective, screen, look, bold=not place)
+            steps, values = screen.series.get(of_objective(metric, objective), Series())
+            width, front, size = (1.5, 3, 7) if place else (2.8, 4, 10)
+            axes.plot(steps, smooth(values, 9), color=look.colour, ls=look.line, lw=width, zorder=front)
+            if metric == "reward":
+                evaluated = screen.evaluations_of.get(objective, Series())
+                held = {"marker": look.marker, "mec": "black", "mfc": look.colour, "ms": size, "clip_on": False}
+                before = [step - 0.5 for step in evaluated.steps]
+                axes.plot(before, evaluated.values, ls="none", zorder=front + 1, **held)
         _stages(axes, screens[0].settings[0][1] if screens and screens[0].settings else {})
     plots[0].set_ylabel(f"{METRICS[metric].label} (mean of 9 steps)")
     return figure
@@ -196,16 +203,6 @@ def _plots(
         axes.set_xlabel("step")
         axes.grid(alpha=0.25)
     return figure, plots[: len(of)] if of else plots
-
-
-def _draw_objective(axes: Axes, metric: str, objective: str, screen: Screen, look: style.Look, bold: bool) -> None:
-    steps, values = screen.series.get(of_objective(metric, objective), Series())
-    width, front = (2.8, 4) if bold else (1.5, 3)
-    axes.plot(steps, smooth(values, 9), color=look.colour, ls=look.line, lw=width, zorder=front)
-    if metric == "reward":
-        evaluated = screen.evaluations_of.get(objective, Series())
-        held = {"mec": "black", "mfc": look.colour, "ms": 10 if bold else 7, "clip_on": False, "zorder": front + 1}
-        axes.plot([step - 0.5 for step in evaluated.steps], evaluated.values, ls="none", marker=look.marker, **held)
 
 
 def _stages(axes: Axes, config: Mapping[str, Any]) -> None:

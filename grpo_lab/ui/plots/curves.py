@@ -176,7 +176,6 @@ def draw(
     """
     focus = next(iter(screens.values())) if len(screens) == 1 else focus
     rows = [series for screen in screens.values() for series in rows_of(name, screen)]
-    limits = thresholds(name, focus, say) if focus else []
     scale = scale or scale_of(name, numbers(name, rows, focus, screens.values()))
     set_scale(axes, scale)
     for look, screen in reversed(list(zip(style.looks(screens), screens.values(), strict=True))):
@@ -194,7 +193,14 @@ def draw(
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if focus:
-        _limits(axes, limits, span[1])
+        for limit in thresholds(name, focus, say):
+            x = [step - 0.5 for part in pairwise([*limit.steps, span[1]]) for step in part]
+            line: dict[str, Any] = {"color": style.GREY, "ls": limit.line, "lw": 1.3}
+            axes.plot(x, np.repeat(limit.values, 2), gid=f"limit {limit.label}", **line)
+            words: dict[str, Any] = {"fontweight": "normal", "color": style.GREY, "va": "center", "gid": "limit words"}
+            words |= {"path_effects": [withStroke(linewidth=2.5, foreground="white")], "zorder": 5}
+            words["xycoords"] = axes.get_yaxis_transform()
+            style.annotate(axes, limit.label, (1.0, limit.last), right=False, gap=1, **words)
         _happenings(axes, focus, say, named=name in NAMED)
         _rescues(axes, focus, named=name in NAMED)
     if focus or named:
@@ -286,18 +292,6 @@ def _moving(axes: Axes, found: Points, looks: Mapping[str, style.Look], say: Cal
         else:
             options = {**held_out, "mec": look.colour, "label": say("held-out problems")}
         axes.plot(x, y, gid=gid, clip_on=False, **options)
-
-
-def _limits(axes: Axes, limits: list[Threshold], end: int) -> None:
-    """Draw the limits, each with its words."""
-    for limit in limits:
-        options: dict[str, Any] = {"color": style.GREY, "ls": limit.line, "lw": 1.3}
-        x = [step - 0.5 for part in pairwise([*limit.steps, end]) for step in part]
-        axes.plot(x, np.repeat(limit.values, 2), gid=f"limit {limit.label}", **options)
-        look: dict[str, Any] = {"fontweight": "normal", "color": style.GREY, "va": "center", "gid": "limit words"}
-        look |= {"path_effects": [withStroke(linewidth=2.5, foreground="white")], "zorder": 5}
-        look["xycoords"] = axes.get_yaxis_transform()
-        style.annotate(axes, limit.label, (1.0, limit.last), right=False, gap=1, **look)
 
 
 def _happenings(axes: Axes, screen: Screen, say: Callable[[str], str], named: bool) -> None:

@@ -151,7 +151,13 @@ class Lecture:
             self.panel.open(recording(name))
             self.panel.keep(text("lecture.as_it_happens"))
         self.panel.open(recording(name, healed))
-        self._show_heading()
+        first = "first-healed" if healed else "first"
+        self._says.value = html.fill("announced", text(f"lecture.says.{first if self._only else name}"))
+        self._heal.value = html.fill("healing", *self._heal_in_words())
+        for key, button in {**self._buttons, **self._sides}.items():
+            chosen = key in (name, healed)  # marked by weight too, not by colour alone
+            button.button_style, button.style.font_weight = ("primary", "bold") if chosen else ("", "normal")
+        self._sides[True].disabled = not self._heals()
         if not self._live.value:
             self.panel.timeline.move(0)
             self.panel.timeline.play()
@@ -159,15 +165,6 @@ class Lecture:
     def _heals(self) -> tuple[Heal, ...]:
         """The heals of the scenario shown; B is the run after the first one."""
         return () if self.name == HEALTHY else scenario(self.name).heals
-
-    def _show_heading(self) -> None:
-        first = "first-healed" if self.healed else "first"
-        self._says.value = html.fill("announced", text(f"lecture.says.{first if self._only else self.name}"))
-        self._heal.value = html.fill("healing", *self._heal_in_words())
-        for key, button in {**self._buttons, **self._sides}.items():
-            chosen = key in (self.name, self.healed)  # marked by weight too, not by colour alone
-            button.button_style, button.style.font_weight = ("primary", "bold") if chosen else ("", "normal")
-        self._sides[True].disabled = not self._heals()
 
     def _heal_in_words(self) -> tuple[list[tuple[str, str]], str]:
         """The first change that stops the failure of B, the one that heals it, and the reason; nothing for A."""
