@@ -191,7 +191,9 @@ def learns(config: Config, seed: int, what: str = "a healthy run learns") -> Ite
     fine = result.survived and gained > LEAST_GAIN
     expected = Sentence("a rise above {}, in one run or in the mean of two", LEAST_GAIN)
     yield Finding(fine, what, got, expected, _no_lesson(result, gained))
-    acted = _acted(session)
+    actions = [action for event in session.events if isinstance(event, Stepped) for action in event.actions]
+    guards = {each.name for each in actions if each.kind == "guard" and each.verdict >= Verdict.CHANGED}
+    acted = sorted(guards - {"warm_up"})
     why = "A guard that acts on a healthy run changes its training; leave it out, or raise its limit."
     what = "no guard acts in it (a warm-up may)"
     yield Finding(not acted, what, ", ".join(acted) or Sentence("none acted"), "none acted", why)
@@ -216,13 +218,6 @@ def _no_lesson(result: Measurement, gained: float) -> str:
     if gained <= -LEAST_GAIN:
         return "The reward fell: the rate is too high for this loss."
     return "The reward hardly moved: the rate is too low, or so high that steps undo each other. The KL tells which."
-
-
-def _acted(session: Session) -> list[str]:
-    """The names of guards that changed or refused something, without those that lower the rate at the beginning."""
-    actions = [action for event in session.events if isinstance(event, Stepped) for action in event.actions]
-    names = {a.name for a in actions if a.kind == "guard" and a.verdict >= Verdict.CHANGED}
-    return sorted(names - {"warm_up"})
 
 
 def leaves_gradient(config: Config, seed: int) -> Finding:

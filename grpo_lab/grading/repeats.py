@@ -71,7 +71,12 @@ def one_each(
                 kept[place] = result if result.left_out else dataclasses.replace(result, lab="")
         kept[best] = results[best]
         if notebooks and others:
-            kept[best] = results[best].warned(_told(results[best], [results[other] for other in others], rule))
+            counts, rest = results[best], [results[other] for other in others]
+            alike = counts.file in {each.file for each in rest}  # in two folders of submissions
+            name = f"{counts.file}, SHA-256 {counts.digest[:8]}," if alike else counts.file
+            said = "{} notebooks of this lab: {} counts (rule: {}), not {}"
+            told = Sentence(said, len(rest) + 1, name, rule, listed("{}, {}", list(map(_outcome, rest))))
+            kept[best] = counts.warned(told)
     return [kept[place] for place in sorted(kept)]
 
 
@@ -81,13 +86,6 @@ def _changed(found: Found) -> float:
         return os.lstat(found.file).st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def _told(counts: Result, others: Sequence[Result], rule: str) -> str:
-    alike = counts.file in {each.file for each in others}  # in two folders of submissions
-    name = f"{counts.file}, SHA-256 {counts.digest[:8]}," if alike else counts.file
-    said = "{} notebooks of this lab: {} counts (rule: {}), not {}"
-    return Sentence(said, len(others) + 1, name, rule, listed("{}, {}", list(map(_outcome, others))))
 
 
 def _outcome(result: Result) -> str:

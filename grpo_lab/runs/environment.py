@@ -19,6 +19,11 @@ def describe(threads: int = 0, device: str = "auto") -> dict[str, Any]:
     other than CUDA this process gets no CUDA context.
     """
     cuda = device_type(device) == "cuda" and torch.cuda.is_available()
+    # Torch takes the first of these kernels that can compute an attention: on CUDA, flash attention takes no mask, and
+    # every pass of a run has one. A run switches cuDNN's off.
+    kernels = {"flash": not cuda and torch.backends.cuda.flash_sdp_enabled()}
+    kernels |= {"memory-efficient": cuda and torch.backends.cuda.mem_efficient_sdp_enabled()}
+    kernels |= {"math": torch.backends.cuda.math_sdp_enabled()}
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -27,14 +32,5 @@ def describe(threads: int = 0, device: str = "auto") -> dict[str, Any]:
         "threads": threads or torch.get_num_threads(),
         "cuda": torch.version.cuda if cuda else None,
         "device": torch.cuda.get_device_name() if cuda else "cpu",
-        "attention": _attention(cuda),
+        "attention": f"sdpa: {', '.join(name for name, on in kernels.items() if on)}; cuDNN off",
     }
-
-
-def _attention(cuda: bool) -> str:
-    """The kernels of which torch takes the first that can compute an attention; a run switches cuDNN's off."""
-    # On CUDA, flash attention takes no mask, and every pass of a run has one.
-    kernels = {"flash": not cuda and torch.backends.cuda.flash_sdp_enabled()}
-    kernels |= {"memory-efficient": cuda and torch.backends.cuda.mem_efficient_sdp_enabled()}
-    kernels |= {"math": torch.backends.cuda.math_sdp_enabled()}
-    return f"sdpa: {', '.join(name for name, on in kernels.items() if on)}; cuDNN off"

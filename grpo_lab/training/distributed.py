@@ -73,24 +73,19 @@ class Processes:
         import torch.distributed as dist
 
         self.rank, self.size, self._store, self._lost, self._told = rank, size, store, lost, 0
-        timeout = timedelta(minutes=minutes)
-        self._await_all(timeout)
+        timeout, deadline = timedelta(minutes=minutes), time.monotonic() + 60 * minutes
+        store.set(f"here/{rank}", "")
+        for each in range(size):
+            try:
+                store.wait([f"here/{each}"], timedelta(seconds=max(0.001, deadline - time.monotonic())))
+            except RuntimeError as error:
+                raise RunError(
+                    f"process {each} of {size} did not come within {minutes:g} minutes (run.peer_minutes); "
+                    f"{lost() or 'is it started, and does it reach the first one?'}"
+                ) from error
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         self._dist = dist
-
-    def _await_all(self, timeout: timedelta) -> None:
-        """Wait until every rank has come to the store."""
-        deadline = time.monotonic() + timeout.total_seconds()
-        self._store.set(f"here/{self.rank}", "")
-        for rank in range(self.size):
-            try:
-                self._store.wait([f"here/{rank}"], timedelta(seconds=max(0.001, deadline - time.monotonic())))
-            except RuntimeError as error:
-                raise RunError(
-                    f"process {rank} of {self.size} did not come within {timeout.total_seconds() / 60:g} minutes "
-                    f"(run.peer_minutes); {self._lost() or 'is it started, and does it reach the first one?'}"
-                ) from error
 
     def close(self) -> None:
         """Leave the others."""
