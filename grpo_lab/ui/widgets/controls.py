@@ -485,7 +485,12 @@ class Controls:
         self.browser, self.microscope = BrowserPart(), Microscope(partial(call, "refresh"))
         self.curves, self.chain = map(_picture, ("plot", "chain"), sizes, first)
         self._buttons = {name: self._button(name, {"pause": "toggle"}.get(name, name)) for name in _BAR}
-        self._pace, self._open, self._table_on = self._pace_menu(pace), self._open_menu(), self._table_switch()
+        menu, looks = ipywidgets.Dropdown, {"style": {"description_width": "initial"}, "options": _paces(pace)}
+        self._pace = self._input(menu, "pace", "pace-menu", partial(call, "pace"), value=pace, **looks)
+        opened = {"style": STYLE, "options": [("", "")]}
+        self._open = self._input(menu, "open", "open", lambda run: run and call("open", run), **opened)
+        switch = ipywidgets.ToggleButton
+        self._table_on = self._input(switch, "table", "table-on", lambda _: call("refresh"), icon="table")
         self.name = ipywidgets.Text(value="A", layout={"width": "220px"}, description=text("panel.name"), style=STYLE)
         self._about, self._kept, self._broken = parts.words("about"), parts.words("kept"), ipywidgets.HTML()
         self._status, self._samples, self._acted = map(parts.words, ("status", "samples", "guards"))
@@ -565,9 +570,8 @@ class Controls:
         """The tabs that have content; guards that a lab asks for are seen first, and without sliders the last tab."""
         overlay = ipywidgets.HTML(html.fill("heading", text("panel.overlay")))
         keep = self._button("keep", "keep", lambda: (self.name.value,))
-        words = {"description": text("panel.ghost"), "tooltip": text("panel.ghost_help"), "indent": False}
-        ghost = ipywidgets.Checkbox(True, layout={"width": "auto"}, **words).add_class("grpo-lab-ghost")
-        parts.by_user(ghost, self._muted, partial(self._call, "ghost"))
+        looks = {"value": True, "indent": False, "layout": {"width": "auto"}}
+        ghost = self._input(ipywidgets.Checkbox, "ghost", "ghost", partial(self._call, "ghost"), **looks)
         keeping = parts.box("bar", [keep, self._button("clear", "clear"), ghost])
         exporting = parts.box("bar", [self._button("export", "export"), self._table_on])
         tabs = {"settings": [*(row.widget for row in self.rows), self._about]} if self.rows else {}
@@ -579,24 +583,11 @@ class Controls:
         opened = "guards" if guards else "settings" if self.rows else "runs"
         return ipywidgets.Tab(pages, titles=titles, selected_index=list(tabs).index(opened))
 
-    def _open_menu(self) -> ipywidgets.Dropdown:
-        words = {"description": text("panel.open"), "tooltip": text("panel.open_help"), "style": STYLE}
-        menu = ipywidgets.Dropdown(options=[("", "")], **words).add_class("grpo-lab-open")
-        parts.by_user(menu, self._muted, lambda run: run and self._call("open", run))
-        return menu
-
-    def _pace_menu(self, pace: float) -> ipywidgets.Dropdown:
-        style = {"description_width": "initial"}
-        words = {"description": text("panel.pace"), "tooltip": text("panel.pace_help"), "style": style}
-        menu = ipywidgets.Dropdown(options=_paces(pace), value=pace, **words).add_class("grpo-lab-pace-menu")
-        parts.by_user(menu, self._muted, partial(self._call, "pace"))
-        return menu
-
-    def _table_switch(self) -> ipywidgets.ToggleButton:
-        words = {"description": text("panel.table"), "tooltip": text("panel.table_help"), "icon": "table"}
-        switch = ipywidgets.ToggleButton(**words).add_class("grpo-lab-table-on")
-        parts.by_user(switch, self._muted, lambda _: self._call("refresh"))
-        return switch
+    def _input(self, kind: Any, name: str, css: str, act: Callable[[Any], object], **looks: Any) -> Any:
+        """An input with the texts panel.<name> and panel.<name>_help, which acts with each value by a user."""
+        made = kind(description=text(f"panel.{name}"), tooltip=text(f"panel.{name}_help"), **looks)
+        parts.by_user(made, self._muted, act)
+        return made.add_class(f"grpo-lab-{css}")
 
     def _button(self, name: str, method: str, values: Callable[[], tuple[Any, ...]] = tuple) -> ipywidgets.Button:
         looks = {"tooltip": text(f"panel.{name}_help"), "icon": _ICONS[name], "button_style": _LOOKS.get(name, "")}
