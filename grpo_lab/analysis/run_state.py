@@ -279,7 +279,9 @@ class Fold:
         )
 
     def _step(self, event: Stepped) -> None:
-        self._last, self.news = event, _in_numbers(event)
+        names = {"reward": "reward", "sft/accuracy": "accuracy", "grad_norm": "norm", "kl": "kl"}
+        news = [f"{label} {event.metrics[name]:.3g}" for name, label in names.items() if name in event.metrics]
+        self._last, self.news = event, " ".join([*news, event.verdict.name] if event.refused else news)
         self.completed += not event.failed
         self._samples = event.samples or self._samples
         for prompt, completion, reward in event.samples:
@@ -419,13 +421,6 @@ def fold(events: Iterable[Event]) -> Screen:
     for event in events:
         folded.add(event)
     return folded.screen()
-
-
-def _in_numbers(event: Stepped) -> str:
-    """Reward or accuracy, gradient norm, KL, and the verdict if the step was refused."""
-    names = {"reward": "reward", "sft/accuracy": "accuracy", "grad_norm": "norm", "kl": "kl"}
-    values = [f"{label} {event.metrics[name]:.3g}" for name, label in names.items() if name in event.metrics]
-    return " ".join([*values, event.verdict.name] if event.refused else values)
 
 
 def _append(columns: tuple[list[int], list[float]], step: int, value: float) -> None:

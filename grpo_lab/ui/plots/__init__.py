@@ -170,7 +170,14 @@ def objectives_figure(
                 held = {"marker": look.marker, "mec": "black", "mfc": look.colour, "ms": size, "clip_on": False}
                 before = [step - 0.5 for step in evaluated.steps]
                 axes.plot(before, evaluated.values, ls="none", zorder=front + 1, **held)
-        _stages(axes, screens[0].settings[0][1] if screens and screens[0].settings else {})
+        begin, planned = 0, screens[0].settings[0][1] if screens and screens[0].settings else {}
+        for stage, length in planned_steps(planned).items():
+            if begin:
+                axes.axvline(begin - 0.5, color=style.GREY, lw=1, ls=":")
+            at, where = (begin + length / 2, 1.0), ("data", "axes fraction")
+            axes.annotate(stage.upper(), at, (0, 4), where, "offset points", ha="center", color=style.GREY)
+            begin += length
+        axes.set_xlim(-1 - 0.01 * begin, 1.02 * max(1, begin))
     plots[0].set_ylabel(f"{METRICS[metric].label} (mean of 9 steps)")
     return figure
 
@@ -203,17 +210,6 @@ def _plots(
         axes.set_xlabel("step")
         axes.grid(alpha=0.25)
     return figure, plots[: len(of)] if of else plots
-
-
-def _stages(axes: Axes, config: Mapping[str, Any]) -> None:
-    begin = 0
-    for stage, steps in planned_steps(config).items():
-        if begin:
-            axes.axvline(begin - 0.5, color=style.GREY, lw=1, ls=":")
-        at, where = (begin + steps / 2, 1.0), ("data", "axes fraction")
-        axes.annotate(stage.upper(), at, (0, 4), where, "offset points", ha="center", color=style.GREY)
-        begin += steps
-    axes.set_xlim(-1 - 0.01 * begin, 1.02 * max(1, begin))
 
 
 def _results(runs: Mapping[str, Iterable[Event]]) -> Iterator[str]:

@@ -104,7 +104,13 @@ class Lecture:
         }
         self._live = ipywidgets.ToggleButton(description=text("lecture.live"), layout={"width": "auto"})
         self._live.add_class("grpo-lab-live").observe(lambda change: self._show_controls(change["new"]), "value")
-        self.widget = self._laid_out()
+        order = parts.box("order", [*list(self._buttons.values())[1:], self._buttons[HEALTHY]])
+        heading = parts.box("heading", [self._says, *self._sides.values(), self._live])
+        style = ipywidgets.HTML(f"<style>{_STYLE.read_text(encoding='utf-8')}</style>", layout={"display": "none"})
+        children = [style, order, heading, self._heal, self.panel.widget, self._make_keyboard()]
+        self.widget = ipywidgets.VBox(children).add_class(FRAME)
+        if only:
+            self.widget.add_class("grpo-lab-first")
         self._present(self.name, healed=False)
 
     def show(self, number: int) -> None:
@@ -175,14 +181,6 @@ class Lecture:
         changes = [*(("stop", stop) for stop in stops), ("heal", heal.change)]
         said = [(text(f"lecture.{kind}"), ", ".join(change)) for kind, change in changes]
         return said, spoken(heal.why)
-
-    def _laid_out(self) -> ipywidgets.VBox:
-        order = parts.box("order", [*list(self._buttons.values())[1:], self._buttons[HEALTHY]])
-        heading = parts.box("heading", [self._says, *self._sides.values(), self._live])
-        style = ipywidgets.HTML(f"<style>{_STYLE.read_text(encoding='utf-8')}</style>", layout={"display": "none"})
-        children = [style, order, heading, self._heal, self.panel.widget, self._make_keyboard()]
-        widget = ipywidgets.VBox(children).add_class(FRAME)
-        return widget.add_class("grpo-lab-first") if self._only else widget
 
     def _make_keyboard(self) -> Keyboard:
         actions: dict[str, Callable[[], object]] = {}

@@ -198,7 +198,11 @@ class LiveFigure:
         figure = self._figure
         figure.clear()
         forks = screen.marked("forked")
-        extra = _legend(figure, kept, forks) if kept or forks else 0.0
+        extra = 0.35 if kept or forks else 0.0  # inches of a line above the curves that names the runs
+        if extra:
+            own = say("fork at step {}").format(forks[-1]) if forks else say("this run")
+            names = [own, *(say(name) if name == GHOST else legible(name, 30, _fonts()) for name in kept)]
+            name_runs(figure, names, 0.055, 0.06, len(names), keys=["", *kept], handlelength=2.8)
         (left, right), tall = CURVES_AT, CURVES_HIGH - extra
         self._axes = curves.panels(figure, top=0.36 + extra, tall=tall, left=left, right=right)
         for name, axes in self._axes.items():
@@ -263,14 +267,6 @@ def _fonts() -> list[str]:
     """The families in which a letter is looked up, in turn."""
     found = chinese_font() if messages.language() == "zh" else ""
     return ["DejaVu Sans", *([found] if found else [])]
-
-
-def _legend(figure: Figure, kept: Mapping[str, Screen], forks: Sequence[int]) -> float:
-    """Name the runs in a line above the curves; returns its height in inches."""
-    own = say("fork at step {}").format(forks[-1]) if forks else say("this run")
-    names = [own, *(say(name) if name == GHOST else legible(name, 30, _fonts()) for name in kept)]
-    name_runs(figure, names, 0.055, 0.06, len(names), keys=["", *kept], handlelength=2.8)
-    return 0.35
 
 
 def _key(screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> object:
