@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from grpo_lab.errors import RunError
-from grpo_lab.events import Checkpointed, Event, Resumed, lineage, to_json
+from grpo_lab.events import Checkpointed, Resumed, lineage, to_json
 from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.runs import run_folder
 from grpo_lab.runs.recordings import find
@@ -129,7 +129,16 @@ def fields_of(event: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _told(run: Record | str | Path) -> dict[tuple[str, int | None, int], dict[str, Any]]:
     """The events of a run as JSON, by kind, step and their number among those of this kind and step."""
-    events, found, seen = _events(run), {}, Counter[tuple[str, int | None]]()
+    if isinstance(run, Record):
+        events = run.events
+    elif not (path := find(run)).is_file():
+        events = run_folder.read(path)[1]
+    else:
+        try:
+            events = lineage(run_folder.whole_events(path.parent, path.name))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path} cannot be read: {error}; give the folder of a run") from error
+    found, seen = {}, Counter[tuple[str, int | None]]()
     for event in events:
         if not isinstance(event, Checkpointed | Resumed):
             tree = json.loads(to_json(event))
@@ -139,18 +148,6 @@ def _told(run: Record | str | Path) -> dict[tuple[str, int | None, int], dict[st
     if not found:
         raise RunError(f"{run.directory if isinstance(run, Record) else run}: this run never began: it has no events")
     return found
-
-
-def _events(run: Record | str | Path) -> Iterable[Event]:
-    if isinstance(run, Record):
-        return run.events
-    path = find(run)
-    if not path.is_file():
-        return run_folder.read(path)[1]
-    try:
-        return lineage(run_folder.whole_events(path.parent, path.name))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {error}; give the folder of a run") from error
 
 
 def _model(run: Record | str | Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -16,9 +16,6 @@ from grpo_lab.config.fields import settings_of
 from grpo_lab.errors import ConfigError, check_known
 from grpo_lab.models.registry import MODELS
 from grpo_lab.ui import console
-
-if TYPE_CHECKING:
-    from grpo_lab.training.interventions import Intervention
 
 
 @app.command(example="scenarios cuda-001")
@@ -111,22 +108,19 @@ def algorithms(as_json: AsJson = False) -> None:
 def guards(as_json: AsJson = False) -> None:
     """List the guards, each with its stage and the texts `Stops`, `Costs` and `Hides`."""
     from grpo_lab.training.guards import GUARDS
+    from grpo_lab.ui.described import docstring
 
     if as_json:
-        return console.say_json([_tree(name, guard) for name, guard in GUARDS.items()])
+        trees = []
+        for name, guard in GUARDS.items():
+            meaning, notes = docstring(guard)
+            own = {each.name: {"default": each.default, "help": each.help} for each in settings_of(guard).values()}
+            trees.append({"name": name, "stage": str(guard.stage), "meaning": meaning, **notes, "settings": own})
+        return console.say_json(trees)
     for name, guard in GUARDS.items():
         _say_entry(name, f"at {guard.stage}", [guard.__doc__ or ""])
         for setting in settings_of(guard).values():
             console.out.print(console.indented(f"{setting.name} = {setting.default}: {setting.help}", 4))
-
-
-def _tree(name: str, guard: type[Intervention]) -> dict[str, Any]:
-    """A guard as plain values."""
-    from grpo_lab.ui.described import docstring
-
-    meaning, notes = docstring(guard)
-    settings = {each.name: {"default": each.default, "help": each.help} for each in settings_of(guard).values()}
-    return {"name": name, "stage": str(guard.stage), "meaning": meaning, **notes, "settings": settings}
 
 
 @app.command(example="settings optimizer")

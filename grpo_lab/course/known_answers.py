@@ -64,7 +64,10 @@ def _known(folder: Path, *_: bytes) -> Sequence[KnownAnswer]:
             try:
                 check_known("kind of answers", [kind], KINDS)
                 reason = _reason(row, {name: row for _, name, row in rows})
-                source = _source(row, solution(folder, exercise))
+                solved = solution(folder, exercise)
+                if ("cell" in row) == ("change" in row):
+                    raise DataError("it needs `change` or `cell`, and not both")
+                source = row["cell"] if "cell" in row else changed(solved, row["change"])
             except GrpoLabError as error:
                 raise DataError(f"{path}: {exercise}, {name!r}: {error}") from error
             found.append(KnownAnswer(folder.name, exercise, kind, name, source, reason))
@@ -87,12 +90,6 @@ def _reason(row: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> st
     if "same_reason" in row and not rows.get(row["same_reason"], {}).get("reason"):
         raise DataError(f"same_reason = {row['same_reason']!r}, which has no reason")
     return row["reason"] if "reason" in row else rows[row["same_reason"]]["reason"] if "same_reason" in row else ""
-
-
-def _source(row: Mapping[str, Any], solved: str) -> str:
-    if ("cell" in row) == ("change" in row):
-        raise DataError("it needs `change` or `cell`, and not both")
-    return row["cell"] if "cell" in row else changed(solved, row["change"])
 
 
 def changed(source: str, changes: Mapping[str, str]) -> str:

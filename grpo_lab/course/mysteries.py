@@ -79,12 +79,16 @@ def make(directory: str | Path, seed: int = SHIPPED) -> None:
 
     Raises RunError for a folder that holds them already or cannot be written.
     """
-    from grpo_lab.runs import run_folder  # loads transformers, which a key alone does not need
+    from grpo_lab.course.trials import HERE  # loads transformers, which a key alone does not need
+    from grpo_lab.runs import run_folder
     from grpo_lab.runs.session import Session
 
     for number, cause in key(seed).items():
+        told = _RUNS[cause]
+        config = scenario(told["scenario"]).config() if "scenario" in told else preset(told["preset"])
+        config = config.with_(*told["overrides"], *HERE, f"run.seed={seed}")
         with tempfile.TemporaryDirectory(prefix="grpo-lab-") as scratch:
-            session = Session(_config(cause, seed), Path(scratch) / "run").run()
+            session = Session(config, Path(scratch) / "run").run()
             target = Path(directory) / name(number)
             # A log shows the length of the run and the size of its batch; every other setting is missing.
             kept = ("tasks", "num_prompts", "num_generations")
@@ -95,14 +99,6 @@ def make(directory: str | Path, seed: int = SHIPPED) -> None:
             lines = (to_json(_stripped(event, shown)) + "\n" for event in session.events)
             (target / run_folder.EVENTS).write_text("".join(lines), encoding="utf-8")
             shutil.copy(session.directory / run_folder.ENVIRONMENT, target)
-
-
-def _config(cause: str, seed: int) -> Config:
-    from grpo_lab.course.trials import HERE
-
-    told = _RUNS[cause]
-    config = scenario(told["scenario"]).config() if "scenario" in told else preset(told["preset"])
-    return config.with_(*told["overrides"], *HERE, f"run.seed={seed}")
 
 
 def _stripped(event: Event, shown: dict[str, Any]) -> Event:

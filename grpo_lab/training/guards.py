@@ -66,10 +66,6 @@ class Rollback(Intervention):
             memory["healthy"] = memory.get("healthy", 0) + 1
             if memory["healthy"] % self.recovery == 0:
                 memory["level"] = max(0, memory.get("level", 0) - 1)
-        return self._answer(value)
-
-    def _answer(self, value: Coefficients) -> Outcome:
-        memory = self.memory
         if memory.get("rollbacks", 0) > self.max_rollbacks:
             reason = Sentence("{:.0f} rollbacks without a healthy step > {}", memory["rollbacks"], self.max_rollbacks)
             return Outcome(value, Verdict.STOP, reason)
