@@ -1,6 +1,7 @@
 """The first sentence of a diagnosis: what happened, from the curves alone."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from grpo_lab.analysis.diagnosis.curves import course
 from grpo_lab.analysis.diagnosis.report import measures, story
 from grpo_lab.analysis.diagnosis.rules import tables
 from grpo_lab.analysis.logs import Log
+from grpo_lab.analysis.logs.table import fact
 from grpo_lab.metrics import METRICS
 
 STEPS = np.arange(120)
@@ -48,49 +50,38 @@ def told(language="en", first=1, crash="", **curves):
             ["entropy rose 0.1", "→ 5", "ran into the limit (100% cut off)"],
             [],
         ),
-        (
-            {"reward": RISE, "kl": np.where(STEPS < 60, 0.1, math.nan), "loss": LEVEL},
-            ["not finite from step 61 on: kl"],
-            ["loss"],
-        ),
+        ({"reward": RISE, "kl": [0.1] * 60 + [math.nan] * 60}, ["kl not finite from step 61 on"], ["reward not"]),
         ({"reward": RISE, "eval__reward": RISE[::-1]}, ["held-out reward fell"], []),
-        (
-            {"reward": RISE, "eval__reward": [0.2] * 40 + [0.9] * 40 + [0.6] * 40},
-            ["held-out reward fell 0.9 → 0.6"],
-            [],
-        ),
+        ({"reward": RISE, "eval__reward": [0.2] * 40 + [0.9] * 40 + [0.6] * 40}, ["reward fell 0.9 → 0.6"], []),
         ({"reward": RISE, "grad_norm": np.geomspace(0.1, 40, 120)}, ["the gradient norm rose 0.1"], ["reached"]),
-        ({"reward": RISE, "frac_reward_zero_std": [1.0] * 90 + [0.0] * 30}, ["in 75% of the groups"], []),
-        (
-            {"reward": RISE, "eval__reward": [0.2] * 40 + [0.6] * 40 + [0.5] * 40},
-            ["held-out reward rose 0.2 → 0.5"],
-            ["fell"],
-        ),
+        ({"reward": RISE, "frac_reward_zero_std": [1.0] * 90 + [0.0] * 30}, ["not differ went 100% → 0%"], ["in 75%"]),
+        ({"eval__reward": RISE, "kl": LEVEL}, ["Held-out reward rose 0.1"], ["not in this log", "held-out"]),
+        ({"eval__reward": FALL}, ["Held-out reward 0.1", "did not recover"], []),
+        ({"reward": LEVEL, "loss": [0.4] * 100 + [24982.0] * 20}, ["the loss reached 24,982 in step 101"], []),
+        ({"reward": [0.066, 0.244, 0.216, 0.456, 0.472, 0.528] + [None] * 114}, ["rose 0.066 → 0.53"], []),
+        ({"reward": [0.6, 0.7, 0.5, 0.2, 0.6] * 2 + [None] * 110}, ["was 0.2 in step 4"], ["reached"]),
+        ({"reward": np.where(STEPS == 30, -5.0, 10 * NOISE)}, ["was -5 in step 31"], ["about -0.05"]),
+        ({"completions__mean_length": [323, 86, 86, 65, 202, 56] + [None] * 114}, ["shrank 323 → 56"], []),
+        ({"completions__mean_length": [50, 86, 99] + [None] * 117}, ["grew 50 → 99"], []),
+        ({"reward": RISE, "eval__reward": [0.2] * 40 + [0.6] * 40 + [0.5] * 40}, ["reward rose 0.2 → 0.5"], ["fell"]),
         ({"reward": LEVEL, "grad_norm": np.where(STEPS == 30, 1e6, 1.0)}, ["reached 1e+06 in step 31"], []),
         ({"reward": LEVEL, "kl": [2.0] * 60 + [0.5] * 60}, ["KL fell 2 → 0.5"], ["reached"]),
         ({"reward": LEVEL, "kl": [900.0] * 5 + [0.5] * 115}, ["reached 900"], ["fell"]),
         ({"reward": LEVEL, "grad_norm": [0.01] * 90 + [1.9] * 30}, [], ["reached"]),
         ({"reward": LEVEL, "reward_std": [0, 0, 0, 0.3] * 30}, ["75% of the rows no"], []),
         ({"completions__mean_length": [256, 256, 90, 91] * 30}, ["256", "in 50%"], []),
-        (
-            {"reward": FALL, "entropy": [0.3] * 20 + [0.02] * 100, "kl": [9.0] * 60 + [0.5] * 29 + [2.0] * 31},
-            ["entropy fell 0.3 → 0.02", "KL rose 0.5 → 2"],
-            ["KL fell"],
-        ),
+        ({"reward": FALL, "entropy": [0.3] * 20 + [0.02] * 100}, ["entropy fell 0.3 → 0.02"], []),
+        ({"reward": FALL, "kl": [9.0] * 60 + [0.5] * 29 + [2.0] * 31}, ["KL rose 0.5 → 2"], ["KL fell"]),
         ({"reward": LEVEL, "grad_norm": [2e9] * 120}, ["is about 2e+09 throughout"], ["reached"]),
         ({"reward": LEVEL, "frac_reward_zero_std": [1.0] * 120}, ["in no group"], []),
         ({"reward": [0.5] * 120, "frac_reward_zero_std": [1.0] * 120}, [], ["group"]),
         ({"reward": np.where(np.isin(STEPS, (12, 24, 27)), 0.2, -0.1)}, ["no clear change"], ["recover", "rose"]),
         (
-            {"reward": [0.4, 0.24, 0.1, 0.0, 0.31, 0.21, 0.0, 0.0, 0.1, 0.0, -0.16, 0.05] + [None] * 108},
-            ["→ -0.037"],
+            {"reward": [0.4, 0.24, 0.1, 0, 0.31, 0.21, 0, 0, 0.1, 0, -0.16, 0.05] + [None] * 108},
+            ["→ -0.0025"],
             ["recover"],
         ),
-        (
-            {"reward": LEVEL, "kl": np.where(STEPS == 9, math.nan, 0.1)},
-            ["not finite in 1 of 120 rows, first in step 10: kl"],
-            [],
-        ),
+        ({"reward": LEVEL, "kl": [0.1] * 9 + [math.nan] + [0.1] * 110}, ["kl not finite in 1 of 120 rows, first"], []),
         ({"reward": LEVEL, "grad_norm": [0.0] * 120}, ["gradient norm is 0"], []),
         (
             {"reward": LEVEL, "completions__clipped_ratio": np.linspace(0.6, 1, 120)},
@@ -102,7 +93,7 @@ def told(language="en", first=1, crash="", **curves):
         ({"reward": 0.8 - np.abs(STEPS - 80) / 160 + NOISE / 2}, ["→ 0.79 by step 78", "back to 0.58"], []),
         ({"reward": [0.1, 0.3, 0.1, 0.3, 0.35, 0.5, 0.35, 0.6] + [None] * 112}, ["Reward rose 0.1"], ["noise"]),
         ({"reward": [0.1, 0.3, 0.1, 0.4, 0.3, 0.2] + [None] * 114}, ["Reward 0.1 → 0.2 in 6 rows"], ["noise"]),
-        ({"reward": LEVEL, "kl": [0.07] * 100 + [0.3] * 19 + [1.2]}, ["KL rose 0.07 → 0.3"], ["1.2"]),
+        ({"reward": LEVEL, "kl": [0.07] * 100 + [0.3] * 19 + [1.2]}, ["KL rose 0.07 → 0.3"], ["→ 1.2"]),
         ({"reward": 0.3 + NOISE / 40}, ["between 0.299 and 0.301 in every step, next to constant"], ["noise"]),
         ({"reward": LEVEL, "grad_norm": [1.0] * 60 + [0.0] * 60}, ["the gradient norm fell to 0"], []),
     ],
@@ -117,6 +108,14 @@ def test_the_course_of_the_reward_and_what_moved_with_it(curves, said, not_said)
 def test_a_crash_and_a_missing_beginning_are_told():
     said = told(reward=RISE, crash="OSError: [Errno 28] No space left on device", first=300)
     assert "OSError: [Errno 28]" in said and "begins at step 300" in said
+    cut = told(reward=RISE, completions__clipped_ratio=np.full(120, 0.9), first=300)
+    assert "90% of completions are cut off (this log" in cut
+
+
+def test_rows_that_are_told_as_steps_are_said_to_be_rows():
+    counted = Log({"reward": pd.Series(FALL)}, notes=[fact("counted")])
+    assert "counted from 1" in story(counted, "en") and "从 1 数起" in story(counted, "zh")
+    assert "counted from 1" not in story(replace(counted, metrics={"reward": pd.Series(RISE)}), "en")
 
 
 SHAPES = {
@@ -164,11 +163,11 @@ def test_the_sentence_stands_before_the_verdict_in_text_page_and_json():
 
 def test_each_rule_asks_for_what_a_curve_has_and_each_message_is_said():
     main, companions, ends = (tables("story")[part] for part in ("main", "companions", "ends"))
-    known = {"log", "main", *measures(Log({"reward": pd.Series(RISE)}), "reward")}
+    known = {"log", "main", "name", "happened", *measures(Log({"reward": pd.Series(RISE)}), "reward")}
     for key, rule in {**main, **{key: each["when"] for key, each in companions.items()}, **ends}.items():
         assert meta.find_undeclared_variables(Environment().parse(f"{{{{ {rule} }}}}")) <= known, key
-    assert {each["of"] for each in companions.values()} <= METRICS.keys()
-    in_code = {"with", "nan_always", "nan_from", "nan_some"}
+    assert {each["of"] for each in companions.values()} - {"main"} <= METRICS.keys()
+    in_code = {"with", "of.reward", "of.eval/reward", "nan_always", "nan_from", "nan_some"}
     place = "diagnosis.story."
     there = {key.removeprefix(place) for key in messages.catalogue(messages.ENGLISH) if key.startswith(place)}
     assert there == {*main, *companions, *ends, *in_code}

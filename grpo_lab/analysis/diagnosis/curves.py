@@ -114,6 +114,10 @@ def course(values: Curve) -> Course | None:
     hits = values != np.median(values)
     if hits.mean() < _LIMITS["rare"] and np.count_nonzero(np.diff(hits)) >= hits.sum():  # lone hits are no level
         deviation = float(values.std())
+    if abs(float(values[0] - values[1:].mean())) > _LIMITS["jump"] * float(
+        values[1:].std()
+    ):  # the first row alone differs
+        deviation = min(deviation, float(values[1:].std()))
     parts = np.array([0, *change_points(values, deviation), size])
     part = np.searchsorted(parts, np.arange(size), "right") - 1
     low = np.maximum(parts[part], np.minimum(np.arange(size) - width // 2, parts[part + 1] - width))
@@ -135,13 +139,16 @@ def course(values: Curve) -> Course | None:
     dip_at = int(np.argmax(depth))
     early, late = values[: size // 2], values[-(size // 2) :]
     apart = size >= _LIMITS["apart"] and (np.max(early) < np.min(late) or np.max(late) < np.min(early))
+    rising = abs(trend(values)) > _LIMITS["trend"]
     if lost > max(sure, 0.1 * abs(top)) and (gained <= sure or lost > 0.5 * gained) and for_good and not slow:
         kind = "fell"
     elif depth[dip_at] > max(1.5 * sure, 0.4 * abs(float(level[dip_at] + depth[dip_at]))):
         kind = "dipped"
-    elif not apart and abs(last - first) <= (sure if abs(trend(values)) <= _LIMITS["trend"] else least):
+    elif not apart and abs(last - first) <= (least if rising else sure):
         kind = "flat"
     else:
+        if rising and abs(last - first) <= sure:  # no level of few rows shows it
+            first, last = float(values[: size // 3].mean()), float(values[-(size // 3) :].mean())
         kind = "rose" if last > first else "declined"
     fell_at, dip, high = min(still_high + 1, size - 1), float(level[dip_at]), len(high_at)
     return Course(kind, first, last, top, top_at, fell_at, high, dip, dip_at, sure, rows)
@@ -233,7 +240,12 @@ def returns(values: Curve) -> Mask:
 
 
 def quotient_spread(values: Curve, other: Curve) -> float:
-    """The spread of a curve's quotient to another one, relative to its median; 0 if one is the other times a number."""
+    """The spread of a curve's quotient to another one, relative to its median; 0 if one is the other times a number.
+
+    It is infinite for two curves that are constant: their quotient shows nothing.
+    """
+    if np.ptp(values) == np.ptp(other) == 0:
+        return math.inf
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient = finite(values / other)
     middle = float(np.median(quotient)) if len(quotient) else 0.0
@@ -301,6 +313,7 @@ PLACES: dict[str, Callable[[Mask, Curve], int | None]] = {
     "mostly": share(0.5),
     "passing": lambda mask, values: first_true(mask) if mask.mean() < 0.3 and not mask[-1] else None,
     "nearly always": lambda mask, values: share(0.9)(mask, values) if mask[0] else None,
+    "throughout": share(0.9),
     "always": share(1.0),
     "alone": alone,
 }

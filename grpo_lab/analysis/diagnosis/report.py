@@ -20,7 +20,7 @@ from grpo_lab import messages
 from grpo_lab.analysis.diagnosis import rules
 from grpo_lab.analysis.diagnosis.curves import course, finite, noise, start
 from grpo_lab.analysis.logs import Log
-from grpo_lab.analysis.logs.table import Fact
+from grpo_lab.analysis.logs.table import HELD_OUT, Fact
 from grpo_lab.analysis.markdown import holds, templates
 from grpo_lab.events import encodable
 from grpo_lab.messages import ENGLISH
@@ -105,7 +105,7 @@ class Number(float):
     def __format__(self, spec: str) -> str:
         if not spec and 100 <= abs(self) < 1e6:
             spec = ",.0f"
-        digits = max(self.digits, 3 if abs(self) >= 10 else 2)
+        digits = max(self.digits, 3 if abs(self) >= 10 or 0.99 <= abs(self) < 1 else 2)
         return super().__format__(spec or f".{digits}g") if spec or abs(self) >= 5e-4 else "0"
 
 
@@ -118,6 +118,7 @@ def story(log: Log, language: str) -> str:
     """
 
     def say(key: str, values: Mapping[str, Any]) -> str:
+        values = {**values, **values.get("shown", {})}
         numbers = {name: Number(value) for name, value in values.items() if isinstance(value, float)}
         ends = [("first", "last"), ("begin", "end"), ("least", "most")]
         for pair in [(numbers[a], numbers[b]) for a, b in ends if a in numbers]:
@@ -127,13 +128,16 @@ def story(log: Log, language: str) -> str:
                 pair[0].digits = pair[1].digits = 3
         return word(f"story.{key}", **{**values, **numbers})
 
-    word, chosen, reward = Words(language), rules.tables("story"), measures(log, "reward")
+    word, chosen = Words(language), rules.tables("story")
+    of = HELD_OUT if HELD_OUT in log.metrics and "reward" not in log.metrics else "reward"
+    reward = {"name": of, "of": word(f"story.of.{of}"), **measures(log, of)}
     main = next(key for key, rule in chosen["main"].items() if holds(rule, log=log, **reward))
     since = reward["fell_at"] if main in ("fell", "rose_and_fell") else None
     told: list[tuple[str, str]] = []
     for begin in dict.fromkeys((since, None)):  # a curve that is the same since the reward fell may have moved before
-        left = [(key, rule) for key, rule in chosen["companions"].items() if rule["of"] not in dict(told)]
-        found = [(key, rule, {"log": log, "main": main, **measures(log, rule["of"], begin)}) for key, rule in left]
+        left = [(key, rule) for key, rule in chosen["companions"].items() if rule["of"] not in {of, *dict(told)}]
+        named = [(key, rule, of if rule["of"] == "main" else rule["of"]) for key, rule in left]
+        found = [(key, rule, {"log": log, "main": main, **measures(log, name, begin)}) for key, rule, name in named]
         told += [(rule["of"], say(key, known)) for key, rule, known in found if holds(rule["when"], **known)]
     told += [("", say(key, known)) for key, known in _not_finite(log)]
     happened = say(main, reward)
@@ -141,7 +145,8 @@ def story(log: Log, language: str) -> str:
         happened = word("story.with", said=happened, told=word("comma").join(said for _, said in told))
     crash = textwrap.shorten(log.crash, _LIMITS["crash"], placeholder=" …")
     end = {"step": next(iter(log.steps), 0), "crash": crash.rstrip(".")}
-    ends = [say(key, end) for key, rule in chosen["ends"].items() if holds(rule, log=log, main=main, **reward)]
+    end |= {"log": log, "main": main, "happened": happened, **reward}
+    ends = [say(key, end) for key, rule in chosen["ends"].items() if holds(rule, **end)]
     return "".join([happened, *ends, word("stop")])
 
 
@@ -156,14 +161,25 @@ def measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
     known |= {"least": float(values.min()), "most": float(values.max()), "median": float(np.median(values))}
     known |= {"most_at": steps[int(values.argmax())], "least_at": steps[int(values.argmin())]}
     known |= {"usual": METRICS[name].high, "ninth": float(np.quantile(values, 0.9))}
+    lower, upper = np.quantile(values, (0.25, 0.75))
+    far = not lower <= known["mean"] <= upper and known["least"] < known["median"] < known["most"]
+    known |= {"middle": known["median"] if far else known["mean"], "spread": float(upper - lower)}
     known |= {"at_most": float(np.mean(values == values.max())), "zeros": float(np.mean(np.abs(values) < 1e-6))}
     if found := course(values):
         known |= {key: steps[value] if key.endswith("_at") else value for key, value in found._asdict().items()}
         before = [value for step, value in zip(steps, values, strict=True) if since is not None and step < since]
         known["first"] = float(np.median(before[-5:])) if before else found.first
-        known["late"] = float(np.median(values[-max(3, found.width) :]))
-        if name != "reward" and found.width < 3:  # the last row alone is no level of a curve that is told beside it
+        ends = values[-max(3, found.width) :]
+        known["late"] = float(np.median(ends))
+        if name not in ("reward", HELD_OUT) and found.width < 3:  # the last row alone is no level of other curves
             known["last"] = known["late"]
+        gain = found.last - found.first
+        steady = found.kind in ("rose", "declined") and found.top - max(found.first, found.last) <= found.sure
+        few = len(values) < _LIMITS["few"] and steady
+        goes_on = (np.diff(ends) * (ends[-1] - known["first"]) > 0).all()
+        last = ("last", "late") if goes_on or (few and gain * (values[-1] - found.last) > 0) else ()
+        first = ("first",) if few and gain * (found.first - values[0]) > 0 and not before else ()
+        known["shown"] = dict.fromkeys(last, known["end"]) | dict.fromkeys(first, known["begin"])
     return known
 
 
@@ -173,7 +189,7 @@ def _not_finite(log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
     for name in (name for name in METRICS if name in log.metrics):
         curve = log.metrics[name]
         broken = ~np.isfinite(curve.to_numpy(np.float64))
-        if not broken.any() or (broken.all() and name == "reward"):
+        if not broken.any() or (broken.all() and name in ("reward", HELD_OUT)):
             continue
         place, key = int(np.argmax(broken)), "nan_always" if broken.all() else "nan_some"
         if broken[-1] and not broken.all():
@@ -181,8 +197,8 @@ def _not_finite(log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
         found.setdefault((int(curve.index[place]), key, int(broken.sum()), len(curve)), []).append(name)
     for (step, key, count, rows), names in sorted(found.items()):
         most = _LIMITS["named"]
-        more = f" + {len(names) - most}" if len(names) > most else ""
-        yield key, {"metric": ", ".join(names[:most]) + more, "step": step, "count": count, "rows": rows}
+        more = [str(len(names) - most)] if len(names) > most else []
+        yield key, {"metric": " + ".join([*names[:most], *more]), "step": step, "count": count, "rows": rows}
 
 
 def rendered(template: str, **values: Any) -> str:

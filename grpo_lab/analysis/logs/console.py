@@ -91,6 +91,8 @@ def _rows(said: str) -> Iterator[_Row]:
         if depth > 0 or _PATTERNS["nested"].search(line):  # a printed config
             depth = max(0, depth + line.count("{") - line.count("}")) if line[:1] in "{}[]()'\"" else 0
             continue
+        if _PATTERNS["of_table"].match(line):
+            continue
         counts, pairs = _pairs(_PATTERNS["wrapped"].sub(r"\1", line))
         known = measured(pairs)
         before = PREFIX.sub("", match["before"] or "")

@@ -8,8 +8,9 @@ text, page or notebook. Event files need the package `tensorboard` (the extra of
 import csv
 import html
 import itertools
+import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -20,6 +21,7 @@ import pandas as pd
 from grpo_lab.analysis.logs.beside import leaves
 from grpo_lab.analysis.logs.console import read_console, record_forms
 from grpo_lab.analysis.logs.table import (
+    HELD_OUT,
     PREFIXES,
     STEP_NAMES,
     Columns,
@@ -32,6 +34,7 @@ from grpo_lab.analysis.logs.table import (
     indices,
     measured,
     number_in,
+    unread,
     words_of,
 )
 from grpo_lab.analysis.logs.text import Text, last_exception, literal, parsed, patterns, tables
@@ -172,57 +175,114 @@ any file may end with "ratio"."""
 def read_table(text: Text) -> list[Table]:
     """The tables with rewards in a text, or else the longest, as Markdown, pandas and rich print them.
 
-    A table is a line of names over lines of numbers; those with the same names are one.
+    Those with the same names are one. One with the same steps and other names, or of evaluations, is of the same run.
     """
-    found: dict[str, list[str]] = {}
-    cells: list[str] = []
-    headings: dict[int, str] = {}
-    of_evaluations = set[str]()
     if max(record_forms(text.said)) > 1:  # a trainer printed samples in tables between its records
         return []
-    for line in text.said.split("\n"):
+    parts: dict[tuple[str, ...], list[pd.DataFrame]] = {}
+    for part in itertools.starmap(_tables_of, _blocks(text.said)):
+        for table in part:
+            parts.setdefault(tuple(table.columns), []).append(table)
+    found = [pd.concat(each, ignore_index=True) for each in parts.values()]
+    if not any(choose(table.columns).keys() & {"reward", HELD_OUT} for table in found):
+        found = [_with_results(table) for table in found]
+    found = [table for table in found if choose(table.columns)]
+    said = [table for table in found if len(table) >= min(3, max(map(len, found)))]
+    kept = [table for table in said if "reward" in choose(table.columns) and len(table) > 5]
+    kept = kept or sorted(said, key=lambda table: (len(table), "reward" in choose(table.columns)))[-1:]
+    main = max(kept, key=lambda table: (bool(_steps(table)), len(choose(table.columns))), default=pd.DataFrame())
+    of_runs = [bool(_steps(table)) is bool(_steps(main)) and not _of_one_run(main, table) for table in kept]
+    kept = [table for table, of_run in zip(kept, of_runs, strict=True) if of_run]
+    beside = [other for other in said if _of_one_run(main, other)] if len(kept) == 1 else []
+    left = [fact("other_tables", count=others)] if (others := len(found) - len(kept) - len(beside)) else []
+    if beside:
+        by_step = [table.set_axis(_steps(table)).iloc[:, 1:] for table in (*kept, *beside)]
+        kept = [pd.concat(by_step, axis=1).sort_index().fillna("").rename_axis(kept[0].columns[0]).reset_index()]
+    rows = [[dict(zip(table.columns, row, strict=True)) for row in table.to_numpy()] for table in kept]
+    return [table for each in rows for table in _of_rows(each, Table({}, "table", left))]
+
+
+def _blocks(said: str) -> list[tuple[list[list[str]], bool]]:
+    """The tables in a text as rows of cells, and whether a heading says that they are of evaluations.
+
+    The first row has the names, or the steps of a table that is turned.
+    """
+    headings: dict[int, str] = {}
+    blocks: list[tuple[list[list[str]], bool]] = []
+    block: list[list[str]] = []
+    for line in said.split("\n"):
         if _PATTERNS["dashes"].match(line):
             continue
         if heading := _PATTERNS["heading"].match(line):
             level = heading.end()
             headings = {place: above for place, above in headings.items() if place < level} | {level: line}
         row = [_PATTERNS["range"].sub("", cell) for cell in _cells(line.replace("`", ""))]
-        numbers = [cell for cell in row if number_in(cell) is not None or _PATTERNS["empty"].fullmatch(cell)]
+        row = ["" if _PATTERNS["empty"].fullmatch(cell) else cell for cell in row]
+        known = sum(not cell or number_in(cell) is not None for cell in row)
         of_names = len(row) > 1 and not any(number_in(cell) is not None for cell in row)
-        if of_names and choose(row) and not _PATTERNS["no_name"].search(line):
-            cells = row
-            found.setdefault(name := "\t".join(cells), [])
-            if _PATTERNS["of_evaluations"].match(" ".join(headings.values())):
-                of_evaluations.add(name)
-        elif cells and len(row) - len(cells) in (0, 1) and 2 * len(numbers) > len(row) and "".join(row):
-            own = row[len(row) - len(cells) :]  # pandas numbers the rows
-            found["\t".join(cells)].append(
-                "\t".join("" if _PATTERNS["empty"].fullmatch(cell) else cell for cell in own)
-            )
-        elif not (cells and len(row) == len(cells) and numbers):  # a row of remarks ends no table
-            cells = []
-    least = max(1, min(3, max(map(len, found.values()), default=0)))
-    said = {name: rows for name, rows in found.items() if len(rows) >= least}
-    with_reward = [name for name, rows in said.items() if "reward" in choose(name.split("\t")) and len(rows) > 5]
-    trained = [name for name in with_reward if name not in of_evaluations]
-    kept = trained or with_reward or sorted(said, key=lambda name: len(said[name]))[-1:]
-    beside = [other for other in said if _same_steps(said, kept[0], other)] if len(kept) == 1 else []
-    for other in beside:
-        (name,), before = kept, "eval/" if other in of_evaluations else ""
-        kept = ["\t".join([name, *(before + each for each in other.split("\t")[1:])])]
-        more = [row.partition("\t")[2] for row in said[other]]
-        said[kept[0]] = ["\t".join(pair) for pair in zip(said[name], more, strict=True)]
-    read = [table for name in kept for table in read_csv(replace(text, said="\n".join([name, *said[name]]) + "\n"))]
-    others = sum(bool(rows) for rows in found.values()) - len(kept) - len(beside)
-    left = [fact("other_tables", count=others)] if others else []
-    return [replace(table, format="table", notes=[*table.notes, *left]) for table in read]
+        of_names = of_names and bool(choose(row) or ("|" in line and counters(row[:1])))
+        if (of_names and not _PATTERNS["no_name"].search(line)) or (not block and _of_steps(row)):
+            block = [row]
+            about = next(filter(_PATTERNS["about"].search, reversed(headings.values())), "")
+            blocks.append((block, _PATTERNS["of_evaluations"].match(about) is not None))
+        elif block and len(row) - len(block[0]) in (0, 1) and 2 * known > len(row) and any(row):
+            block.append(row[len(row) - len(block[0]) :])  # pandas numbers the rows
+        elif not (block and len(row) == len(block[0]) and known):  # a row of remarks ends no table
+            block = []
+    return blocks
 
 
-def _same_steps(said: Mapping[str, list[str]], name: str, other: str) -> bool:
-    """Whether another table has the first column of this one, and other columns beside it."""
-    own, its = ([name, *rows] for name, rows in ((name, said[name]), (other, said[other])))
-    same = [row.partition("\t")[0] for row in own] == [row.partition("\t")[0] for row in its]
-    return same and {*name.split("\t")} & {*other.split("\t")} == {name.partition("\t")[0]}
+def _tables_of(block: list[list[str]], held_out: bool) -> Iterator[pd.DataFrame]:
+    """The tables in a block: of problems that are trained, and of evaluations, with "eval/" before their names.
+
+    A word in the cell of a step tells that a row is of an evaluation, too.
+    """
+    names, *rows = block
+    if _of_steps(names):
+        (first, *names), *rows = map(list, zip(names, *rows, strict=True))
+        names = [first if counters([first]) else "step", *names]
+    half = -(-len(names) // 2)
+    # A long table in two halves beside each other, perhaps with an empty column between them.
+    if len(names) > 1 and names[half:] == names[: len(names) - half]:
+        names, rows = names[:half], [row[:half] for row in rows] + [[*row[half:], ""][:half] for row in rows]
+    counted = counters(names[:1])
+    steps = [number_in(row[0]) for row in rows]
+    if counted and len(rows) > 1 and steps[0] is None and (steps[1] or 0) > 0:
+        rows[0][0] = "0"  # as "base", before the first step
+    if counted and len(rows) > 2 and steps[-1] is None and (steps[-2] or 0) > (steps[-3] or 0):
+        rows[-1][0] = f"{2 * (steps[-2] or 0) - (steps[-3] or 0):g}"  # as "end", after the last step
+    held_out = held_out and measured(names) <= {"reward", HELD_OUT, "completions/mean_length"}
+    evaluated = [row for row in rows if held_out or (counted and _PATTERNS["evaluated"].search(row[0]))]
+    of_evaluations = [*names[:1], *(f"eval/{name}" for name in names[1:])] if counted else names
+    tables = (names, [row for row in rows if row not in evaluated]), (of_evaluations, evaluated)
+    yield from (pd.DataFrame(own, columns=[*each]) for each, own in tables if own)
+
+
+def _with_results(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with "eval/" before unknown names of shares by step, as those of right answers in a set of problems."""
+    shares = [name for name in unread(table.columns, ()) if all(map(_PATTERNS["share"].fullmatch, table[name]))]
+    return table.rename(columns={name: f"eval/{name}" for name in shares if counters(table.columns[:1])})
+
+
+def _of_steps(row: Sequence[str]) -> bool:
+    """Whether a row has a name and then four whole numbers or more that grow; the first may be a word for step 0."""
+    numbers = [*map(number_in, row)]
+    steps = [number for number in numbers[2:] if number is not None and number % 1 == 0]
+    named = numbers[0] is None and not choose(row[:1])
+    return named and len(steps) == len(row) - 2 > 2 and all(map(operator.lt, [numbers[1] or 0, *steps], steps))
+
+
+def _steps(table: pd.DataFrame) -> list[float]:
+    """The numbers in the first column, if it counts and they grow; else none."""
+    steps = [number for cell in table.iloc[:, 0] if (number := number_in(cell)) is not None]
+    grow = len(steps) == len(table) and all(map(operator.lt, steps, steps[1:]))
+    return steps if grow and counters(table.columns[:1]) else []
+
+
+def _of_one_run(table: pd.DataFrame, other: pd.DataFrame) -> bool:
+    """Whether another table has the steps of this one, or is of evaluations, and other columns beside the steps."""
+    fits = _steps(table) == _steps(other) or choose(other.columns).keys() == {HELD_OUT}
+    return bool(_steps(table) and _steps(other)) and fits and {*table.columns[1:]}.isdisjoint(other.columns)
 
 
 def _cells(line: str) -> list[str]:
@@ -296,10 +356,6 @@ def _read(text: Text, separator: str) -> tuple[list[dict[str, Any]], list[Fact]]
         rows.pop()
         notes.append(fact("cut"))
     names = [name.strip() for name in names]
-    half = -(-len(names) // 2)
-    # A long table in two halves beside each other, perhaps with an empty column between them.
-    if len(names) > 1 and names[half:] == names[: len(names) - half]:
-        rows = [row[:half] for row in rows] + [row[half:] for row in rows]
     return [dict(zip(names, row, strict=False)) for row in rows], notes
 
 

@@ -111,8 +111,10 @@ def meaning(name: str) -> Meaning | None:
     words, held_out = words_of(name)
     first, _, rest = name.partition("/")
     if held_out:
-        fits = _IS["held_out"].search(words) and not _IS_NOT["held_out"].search(words)
-        return Meaning(HELD_OUT, 100) if fits else None
+        if not words or _IS_NOT["held_out"].search(words):
+            return None
+        known = _IS["held_out"].search(words)  # any other name is that of a set of problems, as val/nq
+        return Meaning(HELD_OUT, 100 if known else 200) if known or not _USELESS.fullmatch(words) else None
     found = next((Meaning(metric, 100 + at) for at, (metric, is_) in enumerate(_MEANS) if is_.fullmatch(words)), None)
     if not found and (remark := _PATTERNS["remark"].fullmatch(name)):  # as "reward (Q3)"
         return meaning(remark["name"])
@@ -379,7 +381,7 @@ def log_of(table: Table) -> Log:
     by_length = sorted(table.metrics.items(), key=lambda each: -len(each[1]))
     columns = {name: column for name, column in by_length if len(column)}
     often = {name: column for name, column in columns.items() if 4 * len(column) >= table.size}
-    chosen = choose(columns, table.source) | choose(often, table.source)
+    chosen = _by_values(choose(columns, table.source) | choose(often, table.source), columns)
     logged = _steps(columns, chosen)
     counted = pd.Series(np.arange(table.size, dtype=np.float64) * (table.count_by or 1) + table.count_by)
     steps = counted if logged is None else logged
@@ -392,15 +394,15 @@ def log_of(table: Table) -> Log:
             metrics[metric] = mean.where(~mean.index.isin(broken)).rename(metric)
     for name in (strange := _not_measured(metrics)):
         del metrics[name], chosen[name]
-    by_function = reward_functions(columns, chosen.values())
+    by_function = reward_functions(often, chosen.values())
     functions = {name: _by_step(columns[column], steps, name) for name, column in by_function.items()}
     told = [fact("not_measured", names=", ".join(strange))]
     if functions and "reward" not in metrics and not any(_PATTERNS["function"].match(bare(name)) for name in columns):
         parts = pd.concat(functions, axis=1)
         metrics["reward"] = parts.sum(axis=1, skipna=False).rename("reward")
         told.append(fact("summed", names=", ".join(by_function.values())))
-    repeated = [(int(series.index.duplicated().sum()), _by_parts(series)) for series in metrics.values()]
-    again, by_parts = max(repeated, default=(0, False))
+    again = max((int(series.index.duplicated().sum()) for series in metrics.values()), default=0)
+    beside = max((int(np.count_nonzero(np.diff(series.index) == 0)) for series in metrics.values()), default=0)
     source = table.source
     if source in ("", "trl"):  # a Trainer's epochs are no whole numbers
         whole = [name for name, values in columns.items() if name == "epoch" and (values == np.floor(values)).all()]
@@ -416,7 +418,7 @@ def log_of(table: Table) -> Log:
     told += [fact("constant", names=", ".join(same)), fact("nan", names=", ".join(broken))]
     notes = [*table.notes, *(each for each in told if dict(each.values)["names"])]
     if again:
-        notes.append(fact("averaged", count=f"{again:,}") if by_parts else fact("repeated", count=f"{again:,}"))
+        notes.append(fact("averaged", count=f"{again:,}") if beside == again else fact("repeated", count=f"{again:,}"))
     if logged is None:
         logged = columns.get("epoch", pd.Series(dtype=np.float64))
         by = [fact("counted_by", steps=table.count_by)] if table.count_by > 1 else [fact("counted")]
@@ -431,6 +433,20 @@ def log_of(table: Table) -> Log:
         unread=left,
         begins_late=_begins_late(np.unique(logged.dropna().to_numpy())),
     )
+
+
+def _by_values(chosen: Mapping[str, str], columns: Columns) -> dict[str, str]:
+    """The names of metrics, where values tell what a name leaves open: whose KL, and what is clipped."""
+    found = dict(chosen)
+    kl, of_reference = columns.get(found.get("kl", "")), columns.get("kl_loss")
+    if kl is not None and of_reference is not None and kl.min() < 0 <= of_reference.min():
+        found["kl"] = "kl_loss"  # the other is of the old policy to the new one
+    name = found.get("clip_ratio/region_mean", "")
+    of_completions = bool(name) and columns[name].max() > _LIMITS["clipped"]
+    if words_of(name)[0] == "clip" or (words_of(name)[0] == "clip frac" and of_completions):
+        del found["clip_ratio/region_mean"]
+        found |= {"completions/clipped_ratio": name} if of_completions else {}
+    return {**found, **{metric: given for metric, given in chosen.items() if metric in _GIVEN.get()[0]}}
 
 
 def _not_measured(metrics: dict[str, pd.Series]) -> list[str]:
@@ -478,15 +494,11 @@ def _by_step(column: pd.Series, steps: pd.Series, name: str) -> pd.Series:
 
 
 def _one_a_step(series: pd.Series) -> pd.Series:
-    """One value a step: the mean where steps have several rows, as of micro-batches; else the last, as of a resume."""
-    if _by_parts(series):
-        means = {step: rows.mean(skipna=False) for step, rows in series.groupby(level=0)}
-        return pd.Series(means, name=series.name, dtype=np.float64).rename_axis("step")
-    return series.loc[~series.index.duplicated(keep="last")].sort_index()
-
-
-def _by_parts(series: pd.Series) -> bool:
-    return bool(np.count_nonzero(np.diff(series.index) == 0) > 0.4 * len(series))
+    """One value a step: the mean of rows beside each other, as of micro-batches; else the last, as of a resume."""
+    parts = np.cumsum(np.diff(series.index, prepend=series.index[:1]) != 0)
+    means = series.groupby(parts).agg(lambda rows: rows.mean(skipna=False))
+    steps = series.index[np.flatnonzero(np.diff(parts, prepend=-1))]
+    return means.set_axis(steps).loc[~steps.duplicated(keep="last")].sort_index()
 
 
 def indices(columns: Sequence[pd.Series]) -> NDArray[np.int64]:
@@ -497,7 +509,8 @@ def indices(columns: Sequence[pd.Series]) -> NDArray[np.int64]:
 def _steps(columns: Columns, chosen: Mapping[str, str]) -> pd.Series | None:
     """The step of each row, from the first counter that half of the measured rows have, or from whole epochs."""
     measured = indices([columns[name] for name in chosen.values()])
-    epochs = [name for name in columns if bare(name).lower() in ("epoch", "epochs") and _is_counter(columns[name], 1)]
+    of_rows = {name: column.loc[column.index.isin(measured)] for name, column in columns.items()}
+    epochs = [name for name in columns if bare(name).lower() in ("epoch", "epochs") and _is_counter(of_rows[name], 1)]
     for name in (*counting(columns), *epochs):
         if 2 * np.isin(measured, columns[name].index).sum() >= len(measured):
             return columns[name].loc[np.isfinite(columns[name])]
