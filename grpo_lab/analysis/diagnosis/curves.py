@@ -106,8 +106,9 @@ def course(values: Curve) -> Course | None:
     """The course of finite values; None for less than six of them."""
     if len(values) < 6:
         return None
-    values = without_lone_outlier(values)
     size = len(values)
+    if size >= _LIMITS["few"]:  # in a zigzag of less each value is one
+        values = without_lone_outlier(values)
     width = min(20, max(3, size // 8))
     bends = values[:-2] - 2 * values[1:-1] + values[2:]  # about straight lines: a steep course is no noise
     deviation = float(np.mean(np.abs(bends))) * math.sqrt(math.pi / 12)

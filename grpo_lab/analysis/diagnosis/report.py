@@ -173,13 +173,15 @@ def measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
         known["late"] = float(np.median(ends))
         if name not in ("reward", HELD_OUT) and found.width < 3:  # the last row alone is no level of other curves
             known["last"] = known["late"]
-        gain = found.last - found.first
-        steady = found.kind in ("rose", "declined") and found.top - max(found.first, found.last) <= found.sure
-        few = len(values) < _LIMITS["few"] and steady
-        goes_on = (np.diff(ends) * (ends[-1] - known["first"]) > 0).all()
-        last = ("last", "late") if goes_on or (few and gain * (values[-1] - found.last) > 0) else ()
-        first = ("first",) if few and gain * (found.first - values[0]) > 0 and not before else ()
-        known["shown"] = dict.fromkeys(last, known["end"]) | dict.fromkeys(first, known["begin"])
+        few, gain = len(values) < rules.tables("limits")["curves"]["few"], found.last - found.first
+        if few and found.kind == "fell" and known["most_at"] < known["fell_at"]:
+            known |= {"top": known["most"], "top_at": known["most_at"]}
+            known["first"] = known["first"] if before else known["begin"]
+        both = few and found.kind in ("rose", "declined") and (values[-1] - values[0]) / gain > 0.5
+        goes_on = both or (np.diff(ends) * (ends[-1] - known["first"]) > 0).all()
+        began = not before and (both or (name == "kl" and (np.diff(values[:3]) * gain > 0).all()))
+        known["shown"] = dict.fromkeys(("last", "late") if goes_on else (), known["end"])
+        known["shown"] |= {"first": known["begin"]} if began else {}
     return known
 
 

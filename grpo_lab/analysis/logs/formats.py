@@ -105,7 +105,7 @@ def _of_rows(rows: Sequence[dict[str, Any]], about: Table) -> list[Table]:
     step = next((name for row in rows for name in counters(row)), "")
     steps = [str(row.get(step)) for row in rows]
     alone, together, most = len({*zip(named, steps, strict=True)}), len({*steps}), len(rows)
-    if not step or 10 * (alone - together) < most or 10 * alone < 9 * most or 6 * len({*named}) > most:
+    if not step or 10 * (alone - together) < most or 10 * alone < 9 * most or 5 * len({*named}) > most:
         return [replace(about, metrics=columns_of(map(_metrics_of, rows)))]
     runs = {run: [row for row, name in zip(rows, named, strict=True) if name == run] for run in dict.fromkeys(named)}
     tables = _of_runs({run: columns_of(map(_metrics_of, own)) for run, own in runs.items()}, about.format, about.notes)
@@ -128,7 +128,8 @@ def _runs_of(tree: Any) -> dict[str, Columns]:
 
 def _label(row: Any) -> str:
     """What tells the run of a row or a part of a JSON document, as "seed 3"; empty if nothing does."""
-    found = [(name, row[name]) for name in _FILES["labels"] if name in row] if isinstance(row, dict) else []
+    known = {str(name).lower(): value for name, value in row.items()} if isinstance(row, dict) else {}
+    found = [(name, known[name]) for name in _FILES["labels"] if name in known]
     return " ".join(str(value) if number_in(value) is None else f"{name} {value}" for name, value in found)
 
 
@@ -246,6 +247,9 @@ def _tables_of(block: list[list[str]], held_out: bool) -> Iterator[pd.DataFrame]
     if len(names) > 1 and names[half:] == names[: len(names) - half]:
         names, rows = names[:half], [row[:half] for row in rows] + [[*row[half:], ""][:half] for row in rows]
     counted = counters(names[:1])
+    if any(name.lower() in _FILES["labels"] for name in names):
+        for before, row in itertools.pairwise(rows):  # the step of the row above
+            row[0] = row[0] or before[0]
     steps = [number_in(row[0]) for row in rows]
     if counted and len(rows) > 1 and steps[0] is None and (steps[1] or 0) > 0:
         rows[0][0] = "0"  # as "base", before the first step

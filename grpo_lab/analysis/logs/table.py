@@ -442,10 +442,11 @@ def _by_values(chosen: Mapping[str, str], columns: Columns) -> dict[str, str]:
     if kl is not None and of_reference is not None and kl.min() < 0 <= of_reference.min():
         found["kl"] = "kl_loss"  # the other is of the old policy to the new one
     name = found.get("clip_ratio/region_mean", "")
-    of_completions = bool(name) and columns[name].max() > _LIMITS["clipped"]
-    if words_of(name)[0] == "clip" or (words_of(name)[0] == "clip frac" and of_completions):
+    if _PATTERNS["of_either"].fullmatch(name):
+        of_completions = "completions/mean_length" in found and columns[name].max() > _LIMITS["clipped"]
+        known = {"clip_ratio/region_mean": name} if "ratio" in name.lower() else {}  # "clip" alone may be either
         del found["clip_ratio/region_mean"]
-        found |= {"completions/clipped_ratio": name} if of_completions else {}
+        found = ({"completions/clipped_ratio": name} if of_completions else known) | found
     return {**found, **{metric: given for metric, given in chosen.items() if metric in _GIVEN.get()[0]}}
 
 
