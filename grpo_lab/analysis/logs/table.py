@@ -496,10 +496,10 @@ def _by_step(column: pd.Series, steps: pd.Series, name: str) -> pd.Series:
 
 def _one_a_step(series: pd.Series) -> pd.Series:
     """One value a step: the mean of rows beside each other, as of micro-batches; else the last, as of a resume."""
-    parts = np.cumsum(np.diff(series.index, prepend=series.index[:1]) != 0)
-    means = series.groupby(parts).agg(lambda rows: rows.mean(skipna=False))
-    steps = series.index[np.flatnonzero(np.diff(parts, prepend=-1))]
-    return means.set_axis(steps).loc[~steps.duplicated(keep="last")].sort_index()
+    first = np.flatnonzero(series.index != series.index.to_series().shift())
+    rows = np.diff(np.append(first, len(series)))
+    means = pd.Series(np.add.reduceat(series.to_numpy(), first) / rows, series.index[first], name=series.name)
+    return means.loc[~means.index.duplicated(keep="last")].sort_index()
 
 
 def indices(columns: Sequence[pd.Series]) -> NDArray[np.int64]:
