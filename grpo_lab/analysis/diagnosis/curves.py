@@ -115,10 +115,9 @@ def course(values: Curve) -> Course | None:
     hits = values != np.median(values)
     if hits.mean() < _LIMITS["rare"] and np.count_nonzero(np.diff(hits)) >= hits.sum():  # lone hits are no level
         deviation = float(values.std())
-    if abs(float(values[0] - values[1:].mean())) > _LIMITS["jump"] * float(
-        values[1:].std()
-    ):  # the first row alone differs
-        deviation = min(deviation, float(values[1:].std()))
+    rest = values[1:]
+    if abs(float(values[0] - rest.mean())) > _LIMITS["jump"] * float(rest.std()):  # the first value alone differs
+        deviation = min(deviation, float(rest.std()))
     parts = np.array([0, *change_points(values, deviation), size])
     part = np.searchsorted(parts, np.arange(size), "right") - 1
     low = np.maximum(parts[part], np.minimum(np.arange(size) - width // 2, parts[part + 1] - width))

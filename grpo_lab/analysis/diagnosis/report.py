@@ -130,15 +130,21 @@ def story(log: Log, language: str) -> str:
 
     word, chosen = Words(language), rules.tables("story")
     of = HELD_OUT if HELD_OUT in log.metrics and "reward" not in log.metrics else "reward"
-    reward = {"name": of, "of": word(f"story.of.{of}"), **measures(log, of)}
+    reward = {"name": of, "of": word(f"story.of.{of}"), **measures(log.metrics, of)}
     main = next(key for key, rule in chosen["main"].items() if holds(rule, log=log, **reward))
     since = reward["fell_at"] if main in ("fell", "rose_and_fell") else None
     told: list[tuple[str, str]] = []
     for begin in dict.fromkeys((since, None)):  # a curve that is the same since the reward fell may have moved before
         left = [(key, rule) for key, rule in chosen["companions"].items() if rule["of"] not in {of, *dict(told)}]
         named = [(key, rule, of if rule["of"] == "main" else rule["of"]) for key, rule in left]
-        found = [(key, rule, {"log": log, "main": main, **measures(log, name, begin)}) for key, rule, name in named]
+        found = [
+            (key, rule, {"log": log, "main": main, **measures(log.metrics, name, begin)}) for key, rule, name in named
+        ]
         told += [(rule["of"], say(key, known)) for key, rule, known in found if holds(rule["when"], **known)]
+    if main in ("flat", "few_flat"):  # a part of the reward may have moved
+        parts = {name: measures(log.functions, name) for name in log.functions}
+        moved = [(name, known) for name, known in parts.items() if known.get("kind") in ("rose", "declined", "fell")]
+        told += [("", say("function_moved", {**known, "name": name})) for name, known in moved[: _LIMITS["named"]]]
     told += [("", say(key, known)) for key, known in _not_finite(log)]
     happened = say(main, reward)
     if told:
@@ -150,9 +156,9 @@ def story(log: Log, language: str) -> str:
     return "".join([happened, *ends, word("stop")])
 
 
-def measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
+def measures(curves: Mapping[str, pd.Series], name: str, since: int | None = None) -> dict[str, Any]:
     """The values of a curve that rules and messages of the sentence know."""
-    curve = log.metrics.get(name, pd.Series(dtype=np.float64))
+    curve = curves.get(name, pd.Series(dtype=np.float64))
     curve = curve.loc[np.isfinite(curve.to_numpy(np.float64))]
     values, steps = curve.to_numpy(np.float64), curve.index.to_numpy(np.int64).tolist()
     if not steps:
@@ -160,7 +166,7 @@ def measures(log: Log, name: str, since: int | None = None) -> dict[str, Any]:
     known = {"count": len(values), "begin": float(values[0]), "end": float(values[-1]), "mean": float(values.mean())}
     known |= {"least": float(values.min()), "most": float(values.max()), "median": float(np.median(values))}
     known |= {"most_at": steps[int(values.argmax())], "least_at": steps[int(values.argmin())]}
-    known |= {"usual": METRICS[name].high, "ninth": float(np.quantile(values, 0.9))}
+    known |= {"usual": METRICS[name].high if name in METRICS else math.inf, "ninth": float(np.quantile(values, 0.9))}
     lower, upper = np.quantile(values, (0.25, 0.75))
     far = not lower <= known["mean"] <= upper and known["least"] < known["median"] < known["most"]
     known |= {"middle": known["median"] if far else known["mean"], "spread": float(upper - lower)}

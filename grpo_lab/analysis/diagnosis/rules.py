@@ -146,12 +146,13 @@ class Symptom:
 
     def _end(self, log: Log, series: pd.Series) -> Sighting:
         """The first step after the last value of a curve, if four rows follow, and three times its widest gap."""
-        places = np.searchsorted(log.steps, series.index.to_numpy())
-        missing = len(log.steps) - 1 - int(places[-1])
+        steps = log.trained_steps
+        places = np.searchsorted(steps, series.index.to_numpy())
+        missing = len(steps) - 1 - int(places[-1])
         gap = int(np.diff(places).max()) if len(places) > 1 else 1
         if missing < max(4, 3 * gap):
             return None
-        return self._seen(str(series.name), int(log.steps[places[-1] + 1]), last=float(series.iloc[-1]))
+        return self._seen(str(series.name), int(steps[places[-1] + 1]), last=float(series.iloc[-1]))
 
     def _seen(self, metric: str, step: int, value: float = math.nan, last: float = math.nan) -> Evidence:
         return Evidence(self.name, metric, step, value, last, self.says)

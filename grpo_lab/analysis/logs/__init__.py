@@ -99,7 +99,7 @@ def _log_in(folder: Path) -> Path:
         return folder
     printed = sorted(path for kind in ("*.jsonl", "*.log", "*.out") for path in folder.glob(kind))
     documents = [path for path in sorted(folder.glob("*.json")) if path.name not in ("args.json", "config.json")]
-    printed = printed or sorted(folder.glob("*.ipynb")) or documents
+    printed = printed or sorted(folder.glob("*.ipynb")) or documents or sorted(folder.glob("*.md"))
     if len(exports or printed) == 1:
         return (exports or printed)[0]
     raise LogError(tables("files")["errors"]["no_log"].format(folder=folder, count=len(printed)))

@@ -219,14 +219,16 @@ def _blocks(said: str) -> list[tuple[list[list[str]], bool]]:
             headings = {place: above for place, above in headings.items() if place < level} | {level: line}
         row = [_PATTERNS["range"].sub("", cell) for cell in _cells(line.replace("`", ""))]
         row = ["" if _PATTERNS["empty"].fullmatch(cell) else cell for cell in row]
+        if block and row[0].isdigit() and len(row) == len(block[0]) + 1:  # pandas numbers the rows
+            row = row[1:]
         numbers = sum(number_in(cell) is not None for cell in row)
         of_names = len(row) > 1 and not numbers and bool(choose(row) or ("|" in line and counters(row[:1])))
         if (of_names and not _PATTERNS["no_name"].search(line)) or (numbers > 2 and not block and _of_steps(row)):
             block = [row]
             about = next(filter(_PATTERNS["about"].search, reversed(headings.values())), "")
             blocks.append((block, _PATTERNS["of_evaluations"].match(about) is not None))
-        elif block and len(row) - len(block[0]) in (0, 1) and 2 * (numbers + row.count("")) > len(row) and any(row):
-            block.append(row[len(row) - len(block[0]) :])  # pandas numbers the rows
+        elif block and len(row) == len(block[0]) and 2 * (numbers + row.count("")) > len(row) and any(row):
+            block.append(row)
         elif not (block and len(row) == len(block[0]) and (numbers or "" in row)):  # a row of remarks ends no table
             block = []
     return blocks

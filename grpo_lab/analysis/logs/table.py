@@ -267,6 +267,12 @@ class Log:
         """Every step with a metric other than its time, in order, of shape (steps,)."""
         return indices([series for name, series in self.metrics.items() if name not in OF_THE_MACHINE])
 
+    @property
+    def trained_steps(self) -> NDArray[np.int64]:
+        """Those with a metric other than the held-out reward, which may be measured after the last update."""
+        others = {name: series for name, series in self.metrics.items() if name != HELD_OUT}
+        return replace(self, metrics=others).steps
+
     def format_in_words(self, language: str = messages.ENGLISH) -> str:
         """The format as which the log was read, as "CSV"."""
         return messages.text_in(language, f"log.format.{self.format}")
