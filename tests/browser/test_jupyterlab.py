@@ -153,9 +153,12 @@ def test_a_chinese_panel_fits_a_dark_and_narrow_page(notebook, wait_until):
         if theme == "Dark":
             wait_until("the picture is dark", lambda: nb.picture() != light)
     nb.page.set_viewport_size({"width": 900, "height": 1000})
-    plot, chain, panel = (nb.find(part).evaluate(boxes) for part in ("plot", "chain", "panel"))
-    assert chain["top"] >= plot["bottom"] - 1, "the chain stands below the curves"
-    assert max(plot["right"], chain["right"]) <= panel["right"]
+
+    def narrow():
+        plot, chain, panel = (nb.find(part).evaluate(boxes) for part in ("plot", "chain", "panel"))
+        return chain["top"] >= plot["bottom"] - 1 and max(plot["right"], chain["right"]) <= panel["right"]
+
+    wait_until("the chain stands below the curves, and both inside the panel", narrow)  # the page is laid out anew
     assert set(nb.find("banner").locator("pre").evaluate(LINES_OF_WORDS)) == {1}, "no word is broken"
     nb.page.set_viewport_size({"width": 1280, "height": 1000})
     nb.run_cell_to_its_end(1)  # other tests share the kernel
