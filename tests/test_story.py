@@ -160,7 +160,7 @@ def test_the_sentence_stands_before_the_verdict_in_text_page_and_json():
 
 def test_each_rule_asks_for_what_a_curve_has_and_each_message_is_said():
     main, companions, ends = (tables("story")[part] for part in ("main", "companions", "ends"))
-    known = {"log", "main", "name", "happened", *measures({"reward": pd.Series(RISE)}, "reward")}
+    known = {"log", "main", "name", "tells_steps", *measures({"reward": pd.Series(RISE)}, "reward")}
     for key, rule in {**main, **{key: each["when"] for key, each in companions.items()}, **ends}.items():
         assert meta.find_undeclared_variables(Environment().parse(f"{{{{ {rule} }}}}")) <= known, key
     assert {each["of"] for each in companions.values()} - {"main"} <= METRICS.keys()

@@ -118,6 +118,7 @@ def story(log: Log, language: str) -> str:
     """
 
     def say(key: str, values: Mapping[str, Any]) -> str:
+        keys.append(key)
         values = {**values, **values.get("shown", {})}
         numbers = {name: Number(value) for name, value in values.items() if isinstance(value, float)}
         ends = [("first", "last"), ("begin", "end"), ("least", "most")]
@@ -128,18 +129,17 @@ def story(log: Log, language: str) -> str:
                 pair[0].digits = pair[1].digits = 3
         return word(f"story.{key}", **{**values, **numbers})
 
-    word, chosen = Words(language), rules.tables("story")
-    of = HELD_OUT if HELD_OUT in log.metrics and "reward" not in log.metrics else "reward"
-    reward = {"name": of, "of": word(f"story.of.{of}"), **measures(log.metrics, of)}
+    word, chosen, keys = Words(language), rules.tables("story"), list[str]()
+    curve = HELD_OUT if HELD_OUT in log.metrics and "reward" not in log.metrics else "reward"
+    reward = {"name": curve, "of": word(f"story.of.{curve}"), **measures(log.metrics, curve)}
     main = next(key for key, rule in chosen["main"].items() if holds(rule, log=log, **reward))
     since = reward["fell_at"] if main in ("fell", "rose_and_fell") else None
     told: list[tuple[str, str]] = []
     for begin in dict.fromkeys((since, None)):  # a curve that is the same since the reward fell may have moved before
-        left = [(key, rule) for key, rule in chosen["companions"].items() if rule["of"] not in {of, *dict(told)}]
-        named = [(key, rule, of if rule["of"] == "main" else rule["of"]) for key, rule in left]
-        found = [
-            (key, rule, {"log": log, "main": main, **measures(log.metrics, name, begin)}) for key, rule, name in named
-        ]
+        left = [(key, rule) for key, rule in chosen["companions"].items() if rule["of"] not in {curve, *dict(told)}]
+        names = [curve if rule["of"] == "main" else rule["of"] for _, rule in left]
+        of_each = [measures(log.metrics, name, begin) for name in names]
+        found = [(*each, {"log": log, "main": main, **known}) for each, known in zip(left, of_each, strict=True)]
         told += [(rule["of"], say(key, known)) for key, rule, known in found if holds(rule["when"], **known)]
     if main in ("flat", "few_flat"):  # a part of the reward may have moved
         parts = {name: measures(log.functions, name) for name in log.functions}
@@ -151,7 +151,9 @@ def story(log: Log, language: str) -> str:
         happened = word("story.with", said=happened, told=word("comma").join(said for _, said in told))
     crash = textwrap.shorten(log.crash, _LIMITS["crash"], placeholder=" …")
     end = {"step": next(iter(log.steps), 0), "crash": crash.rstrip(".")}
-    end |= {"log": log, "main": main, "happened": happened, **reward}
+    texts = messages.catalogue(language)
+    steps = any(re.search(r"\{(\w+_at|step)\}", texts[f"diagnosis.story.{key}"]) for key in keys)
+    end |= {"log": log, "main": main, "tells_steps": steps, **reward}
     ends = [say(key, end) for key, rule in chosen["ends"].items() if holds(rule, **end)]
     return "".join([happened, *ends, word("stop")])
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from grpo_lab.analysis.diagnosis import curves
 from grpo_lab.analysis.diagnosis.curves import Curve
 from grpo_lab.analysis.logs import Log
-from grpo_lab.analysis.logs.table import Fact, fact, number_in
+from grpo_lab.analysis.logs.table import HELD_OUT, Fact, fact, indices, number_in
 from grpo_lab.analysis.logs.text import patterns, tables
 from grpo_lab.config.algorithms import PART_OF, algorithm_of, unused
 from grpo_lab.errors import ConfigError
-from grpo_lab.metrics import METRICS, of_run
+from grpo_lab.metrics import METRICS, OF_THE_MACHINE, of_run
 
 FIELDS = ("here", "trl", "verl")
 """The fields of a remedy that name its setting, in each trainer."""
@@ -145,8 +145,8 @@ class Symptom:
         return self._end(log, series) if self.state == ENDS else self._of_curve(log, series)
 
     def _end(self, log: Log, series: pd.Series) -> Sighting:
-        """The first step after the last value of a curve, if four rows follow, and three times its widest gap."""
-        steps = log.trained_steps
+        """The first row of training after the last value of a curve, if four follow, and three times its widest gap."""
+        steps = indices([each for name, each in log.metrics.items() if name not in (HELD_OUT, *OF_THE_MACHINE)])
         places = np.searchsorted(steps, series.index.to_numpy())
         missing = len(steps) - 1 - int(places[-1])
         gap = int(np.diff(places).max()) if len(places) > 1 else 1

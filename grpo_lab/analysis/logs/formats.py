@@ -181,9 +181,8 @@ def read_table(text: Text) -> list[Table]:
     if max(record_forms(text.said)) > 1:  # a trainer printed samples in tables between its records
         return []
     parts: dict[tuple[str, ...], list[pd.DataFrame]] = {}
-    for part in itertools.starmap(_tables_of, _blocks(text.said)):
-        for table in part:
-            parts.setdefault(tuple(table.columns), []).append(table)
+    for table in itertools.chain(*itertools.starmap(_tables_of, _blocks(text.said))):
+        parts.setdefault(tuple(table.columns), []).append(table)
     found = [pd.concat(each, ignore_index=True) for each in parts.values()]
     if not any(choose(table.columns).keys() & {"reward", HELD_OUT} for table in found):
         found = [_with_results(table) for table in found]
@@ -223,13 +222,14 @@ def _blocks(said: str) -> list[tuple[list[list[str]], bool]]:
             row = row[1:]
         numbers = sum(number_in(cell) is not None for cell in row)
         of_names = len(row) > 1 and not numbers and bool(choose(row) or ("|" in line and counters(row[:1])))
-        if (of_names and not _PATTERNS["no_name"].search(line)) or (numbers > 2 and not block and _of_steps(row)):
+        inside = bool(block) and len(row) == len(block[0])
+        if (of_names and not _PATTERNS["no_name"].search(line)) or (numbers > 2 and not inside and _of_steps(row)):
             block = [row]
             about = next(filter(_PATTERNS["about"].search, reversed(headings.values())), "")
             blocks.append((block, _PATTERNS["of_evaluations"].match(about) is not None))
-        elif block and len(row) == len(block[0]) and 2 * (numbers + row.count("")) > len(row) and any(row):
+        elif inside and 2 * (numbers + row.count("")) > len(row) and any(row):
             block.append(row)
-        elif not (block and len(row) == len(block[0]) and (numbers or "" in row)):  # a row of remarks ends no table
+        elif not (inside and (numbers or "" in row)):  # a row of remarks ends no table
             block = []
     return blocks
 

@@ -39,6 +39,7 @@ _EXACT = {
     name: (metric, rank) for metric in METRICS for rank, name in enumerate((metric, *OTHER_NAMES.get(metric, ())))
 }
 _IS = {part: re.compile(_NAMES[part]["is"]) for part in ("held_out", "functions")}
+_NO_SET = re.compile(_NAMES["held_out"]["no_set"])
 _IS_NOT = {part: re.compile(_NAMES[part]["not"]) for part in ("held_out", "functions")}
 _TRUTH = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
 _USELESS, _FINITE = re.compile(_NAMES["unread"]["useless"]), re.compile(_NAMES["unread"]["finite"])
@@ -111,10 +112,9 @@ def meaning(name: str) -> Meaning | None:
     words, held_out = words_of(name)
     first, _, rest = name.partition("/")
     if held_out:
-        if not words or _IS_NOT["held_out"].search(words):
-            return None
-        known = _IS["held_out"].search(words)  # any other name is that of a set of problems, as val/nq
-        return Meaning(HELD_OUT, 100 if known else 200) if known or not _USELESS.fullmatch(words) else None
+        rank = 100 if _IS["held_out"].search(words) else 200  # any other name is that of a set of problems, as val/nq
+        no_set = rank == 200 and (not words or _NO_SET.search(words) or _USELESS.fullmatch(words))
+        return None if no_set or _IS_NOT["held_out"].search(words) else Meaning(HELD_OUT, rank)
     found = next((Meaning(metric, 100 + at) for at, (metric, is_) in enumerate(_MEANS) if is_.fullmatch(words)), None)
     if not found and (remark := _PATTERNS["remark"].fullmatch(name)):  # as "reward (Q3)"
         return meaning(remark["name"])
@@ -266,12 +266,6 @@ class Log:
     def steps(self) -> NDArray[np.int64]:
         """Every step with a metric other than its time, in order, of shape (steps,)."""
         return indices([series for name, series in self.metrics.items() if name not in OF_THE_MACHINE])
-
-    @property
-    def trained_steps(self) -> NDArray[np.int64]:
-        """Those with a metric other than the held-out reward, which may be measured after the last update."""
-        others = {name: series for name, series in self.metrics.items() if name != HELD_OUT}
-        return replace(self, metrics=others).steps
 
     def format_in_words(self, language: str = messages.ENGLISH) -> str:
         """The format as which the log was read, as "CSV"."""
@@ -442,18 +436,22 @@ def log_of(table: Table) -> Log:
 
 
 def _by_values(chosen: Mapping[str, str], columns: Columns) -> dict[str, str]:
-    """The names of metrics, where values tell what a name leaves open: whose KL, and what is clipped."""
-    found = dict(chosen)
-    kl, of_reference = columns.get(found.get("kl", "")), columns.get("kl_loss")
+    """The names of metrics, where values tell what a name leaves open: whose KL, and what is clipped.
+
+    A name that the user gave stays.
+    """
+    found, own = dict(chosen), {metric: name for metric, name in chosen.items() if metric not in _GIVEN.get()[0]}
+    kl, of_reference = columns.get(own.get("kl", "")), columns.get("kl_loss")
     if kl is not None and of_reference is not None and kl.min() < 0 <= of_reference.min():
         found["kl"] = "kl_loss"  # the other is of the old policy to the new one
-    name = found.get("clip_ratio/region_mean", "")
-    if _PATTERNS["of_either"].fullmatch(name):
-        of_completions = "completions/mean_length" in found and columns[name].max() > _LIMITS["clipped"]
-        known = {"clip_ratio/region_mean": name} if "ratio" in name.lower() else {}  # "clip" alone may be either
+    name = own.get("clip_ratio/region_mean", "")
+    if _PATTERNS["clip_ratio"].fullmatch(name):
         del found["clip_ratio/region_mean"]
-        found = ({"completions/clipped_ratio": name} if of_completions else known) | found
-    return {**found, **{metric: given for metric, given in chosen.items() if metric in _GIVEN.get()[0]}}
+        if "completions/mean_length" in found and columns[name].max() > _LIMITS["clipped"]:
+            found = {"completions/clipped_ratio": name, **found}
+        elif "ratio" in name.lower():  # "clip" alone may be either
+            found["clip_ratio/region_mean"] = name
+    return found
 
 
 def _not_measured(metrics: dict[str, pd.Series]) -> list[str]:
