@@ -137,11 +137,7 @@ def reinforce(log_weights: Tokens, logprobs: Tokens, advantages: Advantages, lim
 
 
 SURROGATES: dict[str, Callable[[Tensor, Tensor, Tensor, Limits], Tensor]] = {
-    "clip": clip,
-    "cispo": cispo,
-    "sapo": sapo,
-    "unclipped": unclipped,
-    "reinforce": reinforce,
+    surrogate.__name__: surrogate for surrogate in (clip, cispo, sapo, unclipped, reinforce)
 }
 """By the setting `loss.surrogate`."""
 

@@ -108,11 +108,7 @@ class CountingJudge:
 
 
 INSTANT: dict[str, Reward] = {
-    "exact_match": exact_match,
-    "true_sum": true_sum,
-    "brief_answer": brief_answer,
-    "honest_answer": honest_answer,
-    "two_digit_format": two_digit_format,
+    reward.__name__: reward for reward in (exact_match, true_sum, brief_answer, honest_answer, two_digit_format)
 }
 """Reward functions that answer at once; they are called directly even where there is a pool."""
 REWARDS: dict[str, Reward] = {**INSTANT, "counting_judge": CountingJudge}

@@ -272,13 +272,7 @@ def _finite(text: str) -> float:
 
 
 TASKS: dict[str, Callable[[], Tasks]] = {
-    "addition": addition,
-    "reviews": reviews,
-    "capitals": capitals,
-    "fairness": fairness,
-    "hallucination": hallucination,
-    "letters": letters,
-    "open_sums": open_sums,
+    task.__name__: task for task in (addition, reviews, capitals, fairness, hallucination, letters, open_sums)
 }
 TOOLS: dict[str, Tool] = {"adding_machine": adding_machine}
 
@@ -313,9 +307,8 @@ def dual_demonstrations() -> list[Problem]:
     draw = random.Random(seeds.derive(0, 0, "dual"))
     answered = [(problem, problem.columns["answer"]) for problem in fairness().train]
     # So many that GRPO has a way to go: with half of them open, the KL of H could stay below its band.
-    open_or_not = [("?" if draw.random() < 0.6 else problem.columns["answer"]) for problem in hallucination().train]
-    either = zip(hallucination().train, open_or_not, strict=True)
-    return [Problem(problem.prompt, {"completion": text}) for problem, text in [*answered, *either]]
+    either = [(each, "?" if draw.random() < 0.6 else each.columns["answer"]) for each in hallucination().train]
+    return [Problem(problem.prompt, {"completion": text}) for problem, text in answered + either]
 
 
 def reviews_and_capitals() -> list[Problem]:
