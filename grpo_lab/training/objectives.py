@@ -10,9 +10,9 @@ from torch import Tensor
 
 from grpo_lab.algorithm import combinations
 from grpo_lab.algorithm.combinations import AdvantageScale, Gradients, Scores
-from grpo_lab.config.fields import build, settings_of
+from grpo_lab.config.fields import build
 from grpo_lab.config.schema import Config
-from grpo_lab.config.sections import LossConfig, SamplingConfig
+from grpo_lab.config.sections import LossConfig, ObjectiveConfig, SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.tasks.rewards import Reward, weights_of
 from grpo_lab.tasks.rewards import load as load_reward
@@ -79,33 +79,23 @@ POOLED = [name for name, combination in COMBINATIONS.items() if combination.pool
 """The ways in which every objective scores the completions of all."""
 
 
+ONLY = ObjectiveConfig("only")
+"""Of a run that lists no objectives: the run's own settings hold for all of it."""
+
+
 def resolve(config: Config) -> tuple[Objective, ...]:
     """The objectives of a config with every setting filled in; one without a name where it lists none.
 
     Raises ConfigError for an objective that would never be trained.
     """
     data, loss = config.data, config.loss
-    if not config.objectives:
-        only = Objective(
-            name="",
-            place=0,
-            tasks=data.tasks,
-            rewards=data.rewards,
-            weight=1.0,
-            num_prompts=data.num_prompts,
-            beta=loss.beta,
-            band=None,
-            sampling=config.sampling,
-            reward_weights=data.reward_weights,
-        )
-        return (only,)
-    _check_shaping(loss)
+    if config.objectives:
+        _check_shaping(loss)
     found = []
-    for place, given in enumerate(config.objectives):
-        inherited = {name: getattr(config.sampling, name) for name in settings_of(SamplingConfig)}
+    for place, given in enumerate(config.objectives or [ONLY]):
         found.append(
             Objective(
-                given.name,
+                "" if given is ONLY else given.name,
                 place,
                 given.tasks or data.tasks,
                 given.rewards or data.rewards,
@@ -113,7 +103,7 @@ def resolve(config: Config) -> tuple[Objective, ...]:
                 data.num_prompts if given.num_prompts is None else given.num_prompts,
                 loss.beta if given.beta is None else given.beta,
                 None if given.kl_low is None or given.kl_high is None else (given.kl_low, given.kl_high),
-                build(SamplingConfig, {**inherited, **given.sampling}, f"objectives.{given.name}.sampling"),
+                build(SamplingConfig, {**vars(config.sampling), **given.sampling}, f"objectives.{given.name}.sampling"),
                 given.reward_weights or (() if given.rewards else data.reward_weights),
             )
         )
