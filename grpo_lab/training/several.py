@@ -39,7 +39,7 @@ class OfObjective(ConfiguredTrainer):
 
 
 class Sampled(NamedTuple):
-    """The completions of one objective's prompts."""
+    """The completions of one objective's prompts, and the values of the context that belong to them."""
 
     trainer: OfObjective
     prompts: Prompts
@@ -48,15 +48,8 @@ class Sampled(NamedTuple):
     """As the guards of stage SAMPLING left it."""
     others: Sequence[TaskPrompts] = ()
     """The same prompts for the other objectives that score the completions."""
-
-
-class Part(NamedTuple):
-    """What one objective has of a step, and the values of the context that belong to it."""
-
-    trainer: OfObjective
-    batch: Batch
-    sampling: SamplingConfig
-    num_tokens: Tensor
+    num_tokens: Tensor | None = None
+    """Known once the batch has everything that the loss reads."""
 
 
 @dataclass(kw_only=True)
@@ -73,10 +66,10 @@ class SeveralObjectives:
         objectives = [trainer.objective for trainer in self.trainers]
         drawn = [self.trainers[each.place] for each in self.combination.drawn(objectives, ctx.index)]
         sampled = [self._sampled(ctx, trainer) for trainer in drawn]  # slow judges work on meanwhile
-        parts = [self._prepared(ctx, each) for each in sampled]
+        sampled = [self._prepared(ctx, each) for each in sampled]
         for update in range(self.trainers[0].num_iterations):
             self.updates.begin(ctx, update)
-            gradients = [self._gradients(ctx, part) for part in parts]
+            gradients = [self._gradients(ctx, each) for each in sampled]
             self._combine(ctx, gradients)
             self.updates.make(ctx)
 
@@ -86,25 +79,25 @@ class SeveralObjectives:
         prompts, batch = trainer.rollout(ctx)
         return Sampled(trainer, prompts, batch, ctx.sampling)
 
-    def _prepared(self, ctx: Step, sampled: Sampled) -> Part:
-        """The objective's batch, with everything that its loss reads."""
+    def _prepared(self, ctx: Step, sampled: Sampled) -> Sampled:
+        """The same with everything in the batch that the objective's loss reads."""
         trainer, ctx.sampling = sampled.trainer, sampled.sampling
         ctx.begin_objective(trainer.objective)
         batch, advantages = self._advantages(ctx, sampled)
         batch = trainer.with_logprobs(ctx, batch, ctx.apply(Stage.ADVANTAGES, advantages))
         batch = trainer.weigh(ctx, ctx.apply(Stage.BATCH, batch))
-        return Part(trainer, batch, sampled.sampling, known(ctx.num_tokens, "num_tokens"))
+        return sampled._replace(batch=batch, num_tokens=ctx.num_tokens)
 
     def _advantages(self, ctx: Step, sampled: Sampled) -> tuple[Batch, Tensor]:
         """The completions and their advantages (P, G), before any guard."""
         batch, rewards = sampled.trainer.score(ctx, sampled.prompts, sampled.batch)
         return batch, sampled.trainer.advantages(ctx, rewards)
 
-    def _gradients(self, ctx: Step, part: Part) -> Gradients:
+    def _gradients(self, ctx: Step, sampled: Sampled) -> Gradients:
         """The gradients of one objective, taken out of the policy; those of the next one start at zero."""
-        ctx.begin_objective(part.trainer.objective)
-        ctx.sampling, ctx.num_tokens = part.sampling, part.num_tokens
-        part.trainer.backward(ctx, part.batch)
+        ctx.begin_objective(sampled.trainer.objective)
+        ctx.sampling, ctx.num_tokens = sampled.sampling, sampled.num_tokens
+        sampled.trainer.backward(ctx, sampled.batch)
         gradients = [parameter.grad for parameter in self.updates.parameters]
         self.updates.optimizer.zero_grad()
         return gradients
