@@ -142,7 +142,7 @@ def test_the_worst_of_a_run_is_kept():
     ]
     found = outcome([*steps, Ended("done")])
     assert (found.grad_norm, found.finite_grad_norm) == (math.inf, 5.0)
-    assert (found.finished, found.refused, found.rolled_back, found.changed, found.survived) == (3, 1, 1, 1, True)
+    assert (found.finished, found.refused, found.rolled_back, found.changed, found.poisoned) == (3, 1, 1, 1, False)
     assert outcome([*steps[:2], replace(steps[1], step=2, verdict=Verdict.KEEP), Ended("done")]).poisoned
 
 

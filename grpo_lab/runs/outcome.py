@@ -79,11 +79,6 @@ class Outcome:
         """Held-out reward gained."""
         return self.after - self.before
 
-    @property
-    def survived(self) -> bool:
-        """Whether the run went through, and its last weights were finite."""
-        return self.status == "done" and not self.poisoned
-
 
 def outcome(events: Sequence[Event]) -> Outcome:
     """What a run did, from its events; steps that were lost before it was resumed do not count.
@@ -120,16 +115,11 @@ def outcome(events: Sequence[Event]) -> Outcome:
         message=ended.message if ended else "",
         crash=ended.crash if ended else None,
         first_break=first_break(events),
-        learned=learned,
+        **training._replace(learned=learned)._asdict(),
         by_training=by_training,
-        first=training.first,
-        start=training.start,
-        end=training.end,
-        window=training.window,
         before=before.reward,
         after=after.reward,
         problems=after.count,
-        noise=training.noise,
         finished=len(whole),
         refused=sum(verdict >= Verdict.SKIP_STEP for verdict in verdicts),
         rolled_back=verdicts.count(Verdict.ROLL_BACK),
