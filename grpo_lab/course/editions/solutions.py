@@ -3,7 +3,7 @@
 import ast
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_lab.course.answers import MAGIC, STUB
@@ -27,12 +27,12 @@ def learners(source: str) -> str:
     >>> print(learners("# BEGIN SOLUTION\\nanswer = 'b'\\n# END SOLUTION"))
     answer = ...  # your answer
     """
-    return _replaced(source, _stub)
+    return "\n".join(line for solved, lines in _parts(source) for line in (_stub(lines) if solved else lines))
 
 
 def reference(source: str) -> str:
     """The cell with its solutions and without the marks. Raises Malformed for marks that are not in pairs."""
-    return _replaced(source, list)
+    return "\n".join(line for _, lines in _parts(source) for line in lines)
 
 
 def exercise_cells(notebook: Path) -> dict[str, str]:
@@ -53,34 +53,30 @@ def solution(folder: Path, exercise: str) -> str:
 
 def solutions(source: str) -> list[list[str]]:
     """The lines of each solution of a cell. Raises Malformed for marks that are not in pairs."""
-    found: list[list[str]] = []
-
-    def keep(lines: Sequence[str]) -> list[str]:
-        found.append(list(lines))
-        return []
-
-    _replaced(source, keep)
-    return found
+    return [lines for solved, lines in _parts(source) if solved]
 
 
-def _replaced(source: str, by: Callable[[list[str]], list[str]]) -> str:
-    """The source with the lines of each solution replaced. Raises Malformed for marks that are not in pairs."""
-    out: list[str] = []
+def _parts(source: str) -> Iterator[tuple[bool, list[str]]]:
+    """Yield the lines of each solution, with True, and each line outside of them, with False.
+
+    Raises Malformed for marks that are not in pairs.
+    """
     inside: list[str] | None = None
     for number, line in enumerate(source.split("\n"), start=1):
         mark = line.strip()
         if mark == BEGIN and inside is None:
             inside = []
         elif mark == END and inside is not None:
-            out += by(inside)
+            yield True, inside
             inside = None
         elif mark in (BEGIN, END):
             raise Malformed(f"line {number}: {mark} where {END if mark == BEGIN else BEGIN} is due")
+        elif inside is None:
+            yield False, [line]
         else:
-            (out if inside is None else inside).append(line)
+            inside.append(line)
     if inside is not None:
         raise Malformed(f"a solution begins and never ends; {END} is missing")
-    return "\n".join(out)
 
 
 def _stub(lines: list[str]) -> list[str]:
