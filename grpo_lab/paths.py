@@ -21,7 +21,7 @@ def data_directory() -> Path:
 
     Raises DataError if neither exists.
     """
-    return _shipped("data", "data", "presets")
+    return _shipped("data", "presets")
 
 
 def own_directory() -> Path | None:
@@ -80,7 +80,7 @@ def labs_directory() -> Path:
 
     Raises DataError if neither exists.
     """
-    return _shipped("labs", "labs", "lecture")
+    return _shipped("labs", "lecture")
 
 
 def is_installed(path: Path) -> bool:
@@ -88,13 +88,13 @@ def is_installed(path: Path) -> bool:
     return path.resolve().is_relative_to(Path(__file__).resolve().parent)
 
 
-def _shipped(name: str, installed: str, holds: str) -> Path:
-    """A folder that the wheel has at another place than the checkout, known by a folder that it holds."""
+def _shipped(name: str, holds: str) -> Path:
+    """A folder of the checkout, which the wheel has inside the package, known by a folder that it holds."""
     package = Path(__file__).parent
     # The package's own first: a folder beside an installed package, in site-packages, may belong to another one.
-    for candidate in (package / installed, package.parent / name):
-        if (candidate / holds).is_dir():
-            return candidate
+    for home in (package, package.parent):
+        if (home / name / holds).is_dir():
+            return home / name
     raise DataError(f"no {name} folder beside or inside {package}: install grpo_lab again")
 
 

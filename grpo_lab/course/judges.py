@@ -17,12 +17,12 @@ def letter(given: Any) -> Any:
     return given.lower() if isinstance(given, str) else given
 
 
-def choice(right: str, wrong: Mapping[str, str], name: str = "answer") -> Values:
+def choice(right: str, wrong: Mapping[str, str]) -> Values:
     """A check that accepts one letter; `wrong` gives a reason for each other one, without naming the right one."""
     letters = ", ".join(sorted([right, *wrong]))
 
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
-        got = letter(values[name])
+        got = letter(values["answer"])
         why = wrong.get(got) if isinstance(got, str) else None
         expected = "another letter" if why else Sentence("one of {}", letters)
         if not why and got != right:
@@ -30,32 +30,32 @@ def choice(right: str, wrong: Mapping[str, str], name: str = "answer") -> Values
         why = other_kind(got, "a text") or why or "This is none of them."
         yield Finding(got == right, "the letter chosen", shown(got), expected, why)
 
-    return Values((name,), judge)
+    return Values(("answer",), judge)
 
 
-def prediction(letters: str, outcome: str, runs: int = 1, name: str = "answer") -> Prediction:
+def prediction(letters: str, outcome: str, runs: int = 1) -> Prediction:
     """A check that accepts any of the letters. `outcome` is shown beside it after so many runs."""
 
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
-        got = letter(values[name])
+        got = letter(values["answer"])
         made = isinstance(got, str) and len(got) == 1 and got in letters
         why = other_kind(got, "a text") or "A prediction is one of the letters; it need not come true."
         yield Finding(made, "your prediction", shown(got), Sentence("one of {}, in quotes", ", ".join(letters)), why)
 
-    return Prediction((name,), judge, outcome=outcome, runs=runs)
+    return Prediction(("answer",), judge, outcome=outcome, runs=runs)
 
 
-def text(words: int = 5, name: str = "answer") -> Values:
+def text(words: int = 5) -> Values:
     """A check that accepts a text of at least so many words; a person marks its content."""
 
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
-        got = values[name]
+        got = values["answer"]
         count = len(got.split()) if isinstance(got, str) else 0
         why = other_kind(got, "a text") or "Write it in your own words; a person reads it."
         got, expected = Sentence("{} words", count), Sentence("{} words or more", words)
         yield Finding(count >= words, "your words", got, expected, why)
 
-    return Values((name,), judge)
+    return Values(("answer",), judge)
 
 
 LEAST_SAVED = 0.5

@@ -53,12 +53,12 @@ def permuted(*names: str, dim: int = 0, result: bool = True) -> Relation:
     return relation
 
 
-def repeated(*names: str, dim: int = 0, result: bool = True) -> Relation:
-    """Repeat every row or column of these inputs, and with `result` of the expected value alike."""
+def repeated(*names: str, dim: int = 0) -> Relation:
+    """Repeat every row or column of these inputs, and of the expected value alike."""
 
     def relation(case: Case, draw: random.Random) -> Case:
         how = Sentence("{} given twice", LINES[dim])
-        return _along(case, names, how, lambda x: torch.cat([x, x], dim), dim, result)
+        return _along(case, names, how, lambda x: torch.cat([x, x], dim), dim)
 
     return relation
 
@@ -164,7 +164,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _along(
-    case: Case, names: Sequence[str], how: str, change: Callable[[Tensor], Tensor], dim: int, result: bool
+    case: Case, names: Sequence[str], how: str, change: Callable[[Tensor], Tensor], dim: int, result: bool = True
 ) -> Case:
     expected = _tensors(case.expected, dim, change) if result else case.expected
     return changed(case, how, expected, **{name: change(case.inputs[name]) for name in names})

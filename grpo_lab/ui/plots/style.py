@@ -119,12 +119,10 @@ def figure_of(axes: Axes) -> tuple[Figure, float]:
     return figure, axes.get_position().width * figure.get_size_inches()[0]
 
 
-def annotate(
-    axes: Axes, text: str, at: tuple[float, float], right: bool, gap: float, down: float = 0, **style: Any
-) -> None:
-    """Write a small bold text `gap` points to the right, or to the left, of a point, and `down` points below it."""
+def annotate(axes: Axes, text: str, at: tuple[float, float], right: bool, gap: float, **style: Any) -> None:
+    """Write a small bold text `gap` points to the right, or to the left, of a point."""
     look: dict[str, Any] = {"fontsize": SMALL, "fontweight": "bold", "ha": "left" if right else "right"}
-    axes.annotate(text, at, xytext=(gap if right else -gap, -down), textcoords="offset points", **{**look, **style})
+    axes.annotate(text, at, xytext=(gap if right else -gap, 0), textcoords="offset points", **{**look, **style})
 
 
 @functools.cache
