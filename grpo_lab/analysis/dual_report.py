@@ -71,12 +71,11 @@ class DualRun:
 
     def ahead_of(self, other: "DualRun") -> bool:
         """Whether another run has less held-out reward of an objective, by more than chance, at this one's end."""
-        last = len(self.held_out) - 1
-        for each in OBJECTIVES:
-            theirs, mine = (MeanReward(run.held_out[last][each], PROBLEMS) for run in (other, self))
-            if change(theirs, mine, NOISE) is Learned.LEARNED:
-                return True
-        return False
+        theirs, mine = other.held_out[len(self.held_out) - 1], self.held_out[-1]
+        return any(
+            change(MeanReward(theirs[each], PROBLEMS), MeanReward(mine[each], PROBLEMS), NOISE) is Learned.LEARNED
+            for each in OBJECTIVES
+        )
 
 
 def _shown(numbers: Mapping[str, float], name: str, form: str = "z.3f") -> str:

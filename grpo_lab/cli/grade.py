@@ -66,7 +66,7 @@ def grade(
     from grpo_lab.grading import rules as ruling
     from grpo_lab.grading.reports import marking
     from grpo_lab.grading.reports.words import Words
-    from grpo_lab.grading.sandbox.box import SAID
+    from grpo_lab.grading.sandbox import box
     from grpo_lab.runs import clusters
 
     options = {"attempt": attempt, "tier": require_tier, "labs": lab and tuple(lab)}
@@ -76,7 +76,7 @@ def grade(
     if print_rules:
         return typer.echo(ruling.as_toml(ruled), nl=False)
     if explain:
-        console.out.print(SAID["self_assessed"], markup=False)
+        console.out.print(box.SAID["self_assessed"], markup=False)
         tier = _tier(ruled)
         return console.out.print(f"Here: tier {tier.number}. {tier.trust}", markup=False)
     if not paths:
@@ -97,12 +97,11 @@ def grade(
 
 def _tier(rules: Rules) -> Tier:
     from grpo_lab.grading.sandbox import box
-    from grpo_lab.grading.sandbox.box import SAID
 
     with console.err.status("probing the sandbox"):
         tier = box.working(rules.tier, rules.limits, rules.no_isolation)
     if tier.exposed:
-        console.err.print(SAID["no_isolation"], markup=False, style="bold red")
+        console.err.print(box.SAID["no_isolation"], markup=False, style="bold red")
     return tier
 
 

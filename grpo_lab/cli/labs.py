@@ -126,7 +126,7 @@ def open_labs(browser: Browser = True, language: Language = None) -> None:
     if own := own_directory():
         _copy_own(own / "labs", here, spoken(language))
     first = [f"--LabApp.default_url=/lab/tree/{FIRST}"] if (here / FIRST).is_file() else []
-    start([f"--ServerApp.root_dir={here.resolve()}", *first, *([] if browser else ["--no-browser"])])
+    start([f"--ServerApp.root_dir={here.resolve()}", *first], browser)
 
 
 @labs_app.command(example="labs progress")
@@ -183,8 +183,7 @@ def lecture(
         notebook = _copied(labs, spoken_in, LECTURE) / notebook.name
     # This notebook alone in the window, its folder as root.
     words = [f"--ServerApp.root_dir={notebook.parent.resolve()}", f"--LabApp.default_url=/doc/tree/{notebook.name}"]
-    words += [f"--ServerApp.port={port}"] if port else []
-    start([*words, *([] if browser else ["--no-browser"])])
+    start([*words, *([f"--ServerApp.port={port}"] if port else [])], browser)
 
 
 def labs_folder() -> Path:
@@ -225,8 +224,8 @@ def _copy_own(labs: Path, here: Path, language: str) -> None:
             console.say(f"{place(labs, name, known)} is missing; grpo-lab labs build --folder {labs} writes it")
 
 
-def start(arguments: Sequence[str]) -> None:
-    """Serve JupyterLab until Ctrl-C. Raises GrpoLabError where it is not installed."""
+def start(arguments: Sequence[str], browser: bool) -> None:
+    """Serve JupyterLab until Ctrl-C, in a `browser` window or not. Raises GrpoLabError where it is not installed."""
     if not find_spec("jupyterlab"):
         raise GrpoLabError("JupyterLab is not installed: pip install 'grpo-lab[lab]', or `make lab` in the checkout")
     # The page_config.json there switches off JupyterLab's question about news; the kernel there knows `%%exercise`.
@@ -237,4 +236,4 @@ def start(arguments: Sequence[str]) -> None:
 
     # JupyterLab refuses to run as root, as containers do; it listens on this machine alone.
     root = getattr(os, "geteuid", lambda: 1)() == 0
-    labapp.main(argv=[*arguments, *(["--allow-root"] if root else [])])
+    labapp.main(argv=[*arguments, *([] if browser else ["--no-browser"]), *(["--allow-root"] if root else [])])

@@ -157,11 +157,9 @@ def sft(
 
     To go on with GRPO in the same run: `grpo-lab train --set run.stages=sft,grpo --set sft.data=FILE`.
     """
-    stage = ("run.name=sft", "run.stages=sft", f"sft.data={data}")
-    changes = [*stage, *(settings or [])]
     train(
         print_config=print_config,
-        settings=changes,
+        settings=["run.name=sft", "run.stages=sft", f"sft.data={data}", *(settings or [])],
         model=model,
         device=device,
         out=out,

@@ -145,8 +145,7 @@ def load(model: Any, folder: Path) -> None:
 
     try:
         add_as_saved(model, folder)
-        values = load_file(folder / WEIGHTS)
-        values = {name.removeprefix("base_model.model."): value for name, value in values.items()}
+        values = {n.removeprefix("base_model.model."): value for n, value in load_file(folder / WEIGHTS).items()}
         found = set_peft_model_state_dict(model, values, adapter_name=NAME)
     except Exception as error:  # of any type: peft, safetensors and torch each raise their own
         cause = (str(error).strip() or "no message").splitlines()[0]

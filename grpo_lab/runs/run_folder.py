@@ -200,12 +200,6 @@ def reopen(folder: Path) -> None:
         cut_half_line(folder / EVENTS)
 
 
-def number_traceback(folder: Path) -> None:
-    """Keep the traceback of an earlier crash under a name with a number, so that a next one does not replace it."""
-    if (folder / TRACEBACK).exists():
-        (folder / TRACEBACK).rename(next_free(folder / TRACEBACK))
-
-
 def write_last(folder: Path, event: Event) -> None:
     """Append an event for a dead process, in place of a half-written last line."""
     cut_half_line(folder / EVENTS)

@@ -351,9 +351,9 @@ class Session(Record):
     def _attempts(self) -> Generator[Event]:
         """The events of the run and of its restarts, without the end of an attempt that is followed by another one."""
         while True:
-            again = None
-            if self._resume:
-                run_folder.number_traceback(self.directory)
+            again, earlier = None, self.directory / run_folder.TRACEBACK
+            if self._resume and earlier.exists():  # a next crash must not replace it
+                earlier.rename(run_folder.next_free(earlier))
             here = Execution(
                 self.config, self.directory, self._commands, self._resume, self._save_model, *self._replaced
             )

@@ -66,8 +66,7 @@ def banner(screen: Screen) -> str:
     """The error of a crash and its explanation; empty without a crash."""
     if not screen.status.startswith(("crashed", "failed")):
         return ""
-    why = spoken(screen.explanation)
-    return fill("banner", status_words(screen.status), screen.message, why)
+    return fill("banner", status_words(screen.status), screen.message, spoken(screen.explanation))
 
 
 def samples(screen: Screen) -> str:
@@ -85,10 +84,9 @@ def answers(screen: Screen, kept: Mapping[str, Screen]) -> str:
     if not known:
         return ""
     prompt = next((each for each in known if len(screen.answers[each]) > 1), known[0])
-    shown_runs = {"": screen, **kept}
     first = prompt if len(screen.answers[prompt]) > 1 else next(iter(screen.answers))
     rows = [("", first, screen.answers[first][0])]
-    for name, run in shown_runs.items():
+    for name, run in {"": screen, **kept}.items():
         asked = prompt if prompt in run.answers else next(reversed(run.answers), "")
         rows += [(name, asked, run.answers[asked][-1])] if asked else []
     lines = []
