@@ -30,6 +30,14 @@ if find_spec("hypothesis"):
     settings.load_profile("grpo_lab")
 
 
+@pytest.fixture(scope="module")
+def tiny():
+    """The tiny model and its tokenizer, loaded once for each file of tests."""
+    from grpo_lab.models import loading
+
+    return loading.load("tiny")
+
+
 @pytest.fixture
 def fault(monkeypatch):
     """Registers a fault for one test: `fault(stage, act)` with act(value, step) -> Outcome or None."""

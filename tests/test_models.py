@@ -16,11 +16,6 @@ from grpo_lab.models.registry import MODELS
 from grpo_lab.tasks import tasks
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return loading.load("tiny")
-
-
 @pytest.fixture
 def folder(tmp_path):
     """A copy of the tiny model that a test may break."""

@@ -25,7 +25,6 @@ from grpo_lab.core.advantages import group_advantages
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Evaluated, Stepped, from_json, to_json
 from grpo_lab.metrics import METRICS, OF_THE_MACHINE, metric
-from grpo_lab.models import loading
 from grpo_lab.runs.session import Session
 from grpo_lab.runs.summary import summary
 from grpo_lab.training.guards import GUARDS
@@ -49,17 +48,12 @@ SMALL = gl.preset("plain").with_(
 DUAL = SMALL.merged({"objectives": TWO})
 
 
-@pytest.fixture(scope="module")
-def base():
-    return loading.load("tiny")
-
-
 @pytest.fixture
-def steps(base):
+def steps(tiny):
     """Train a copy of the tiny model; its steps."""
 
     def run(config, **given):
-        policy, tokenizer = copy.deepcopy(base[0]), base[1]
+        policy, tokenizer = copy.deepcopy(tiny[0]), tiny[1]
         return [e for e in train(config, (policy, tokenizer), **given) if isinstance(e, Stepped)]
 
     return run
@@ -130,7 +124,7 @@ def test_weights_and_bands_may_change_while_a_model_trains_and_prompts_may_not(s
             steps(DUAL, controls=lambda index, override=override: (override,))
 
 
-def test_the_preset_dual_holds_two_objectives_in_two_stages(base):
+def test_the_preset_dual_holds_two_objectives_in_two_stages(tiny):
     short = (
         "run.num_steps=2",
         "run.threads=1",
@@ -142,7 +136,7 @@ def test_the_preset_dual_holds_two_objectives_in_two_stages(base):
     )
     config = gl.preset("dual").with_(*short)
     assert [(o.name, o.kl_low, o.kl_high) for o in config.objectives] == [("F", 0.02, 0.06), ("H", 0.08, 0.15)]
-    events = list(train(config, copy.deepcopy(base)))
+    events = list(train(config, copy.deepcopy(tiny)))
     found = [event.metrics for event in events if isinstance(event, Stepped)]
     assert ["sft/accuracy" in one for one in found] == [True, True, False, False]
     assert found[2]["kl/F"] == pytest.approx(0, abs=1e-6) and found[3]["kl/H"] > 0
@@ -168,9 +162,9 @@ def test_a_list_of_one_is_bit_identical_to_no_list(steps):
 
 
 @pytest.fixture(scope="module")
-def told(base):
+def told(tiny):
     """The events of a step of two objectives, with evaluations."""
-    return list(train(DUAL.with_("run.num_eval=5", "run.num_steps=1"), copy.deepcopy(base)))
+    return list(train(DUAL.with_("run.num_eval=5", "run.num_steps=1"), copy.deepcopy(tiny)))
 
 
 def test_every_metric_of_a_part_exists_for_each_objective(told):

@@ -18,7 +18,6 @@ from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.hooks import Stage
 from grpo_lab.core.logprobs import completion_logprobs
 from grpo_lab.errors import ConfigError
-from grpo_lab.models import loading
 from grpo_lab.training import passes, rollouts
 from grpo_lab.training.sampling_filters import distribution
 
@@ -26,11 +25,6 @@ PROMPTS = ["1+2=", "10+20=", "7+99=", "3+3="]
 """Of three lengths, so that left padding is real."""
 EOS, PAD, VOCABULARY = 256, 257, 258
 PASSES = pytest.mark.parametrize("name", passes.PASSES)
-
-
-@pytest.fixture(scope="session")
-def tiny():
-    return loading.load("tiny")
 
 
 def draw(tiny, seed=0, prompts=PROMPTS, size=4, at=rollouts.untouched, **sampling):

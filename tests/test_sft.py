@@ -15,18 +15,12 @@ from grpo_lab.cli import app
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import ConfigError, DataError
 from grpo_lab.events import Evaluated, Stepped
-from grpo_lab.models import loading
 from grpo_lab.runs.session import Session
 from grpo_lab.training import large_vocabulary, sft
 from grpo_lab.training.state import Training
 
 SHOWN = [("9-4=", "5"), ("19-14=", "5"), ("91-4=", "87"), ("2-2=", "0"), ("100-1=", "99"), ("7-0=", "7")]
 SMOKE = gl.preset("smoke").with_("run.threads=1", "run.device=cpu", "run.num_steps=2", "run.num_eval=4")
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return loading.load("tiny")
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.core.logprobs import completion_logprobs
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Evaluated, Stepped
-from grpo_lab.models import loading
 from grpo_lab.tasks import tasks
 from grpo_lab.training import passes, rollouts, wrong_formulas
 from grpo_lab.training.state import Training
@@ -23,11 +22,6 @@ from grpo_lab.training.variants import TwoTurns, variants
 
 TWO_TURNS = ("data.tasks=open_sums", "data.rewards=true_sum", "data.tool=adding_machine")
 SMALL = ("run.threads=1", "run.device=cpu", "run.num_steps=1", "data.num_prompts=6", "data.num_generations=4")
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return loading.load("tiny")
 
 
 def config(*overrides):

@@ -17,6 +17,13 @@ from grpo_lab.course.exercises import Function, call
 from grpo_lab.course.known_answers import NEAR, RIGHT, WRONG, KnownAnswer
 
 LABS = registry.course_labs()
+FUNCTIONS = {
+    f"{lab}-{name}": each
+    for lab in LABS
+    for name, each in registry.lab_page(lab).exercises.items()
+    if isinstance(each.check, Function)
+}
+"""The exercises that ask for a function."""
 TRAINED = {
     "00_start/learning_rate",
     "03_error_chain/epsilon",

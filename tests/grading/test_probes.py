@@ -11,24 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_lab.course import answers, evaluate, probes, registry
+from grpo_lab.course import answers, evaluate, probes
 from grpo_lab.course.answers import Given
 from grpo_lab.course.compare import Span, differs
 from grpo_lab.course.exercises import Function
 from grpo_lab.course.registry import exercise
+from tests.grading.mutants import FUNCTIONS
 
-EXERCISES = {
-    f"{lab}-{name}": each
-    for lab in registry.course_labs()
-    for name, each in registry.lab_page(lab).exercises.items()
-    if isinstance(each.check, Function)
-}
-every_function = pytest.mark.parametrize("asked_for", EXERCISES.values(), ids=EXERCISES)
+every_function = pytest.mark.parametrize("asked_for", FUNCTIONS.values(), ids=FUNCTIONS)
 FRESH = 12345
 
 
 def test_every_probe_is_found_by_its_name_and_used():
-    used = {each.check.probe for each in EXERCISES.values() if isinstance(each.check, Function)}
+    used = {each.check.probe for each in FUNCTIONS.values() if isinstance(each.check, Function)}
     assert all(getattr(probes, probe.__name__) is probe for probe in used)
     own = [each for each in vars(probes).values() if getattr(each, "__module__", "") == probes.__name__]
     names = {each.__name__ for each in own if inspect.isfunction(each) and each not in used}

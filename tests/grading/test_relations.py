@@ -7,22 +7,17 @@ import pytest
 import torch
 from torch import tensor
 
-from grpo_lab.course import evaluate, registry, relations
+from grpo_lab.course import evaluate, relations
 from grpo_lab.course.compare import differs
 from grpo_lab.course.exercises import Case, Function
 from tests.grading import mutants
+from tests.grading.mutants import FUNCTIONS
 
 TRAINED = "08_mystery_runs-first_break"
 """The one exercise whose cases take seconds, because they are runs."""
 WITHOUT = {"07_precision_and_verl-largest"}
 """Exercises without a relation: the input is the name of a dtype."""
-EXERCISES = {
-    f"{lab}-{name}": each
-    for lab in registry.course_labs()
-    for name, each in registry.lab_page(lab).exercises.items()
-    if isinstance(each.check, Function)
-}
-CHECKS = {identity: each.check for identity, each in EXERCISES.items() if isinstance(each.check, Function)}
+CHECKS = {identity: each.check for identity, each in FUNCTIONS.items() if isinstance(each.check, Function)}
 
 
 def drawn(*names):
@@ -39,12 +34,12 @@ def right_answers(identity):
 
 def wrong(identity, answer, cases):
     """The findings that are wrong for an answer, given by the name of its function."""
-    each = EXERCISES[identity]
+    each = FUNCTIONS[identity]
     given = evaluate.run(each, answer, [case.inputs for case in cases])
     return [finding for finding in evaluate.judged(each, given, cases, 0) if not finding.right]
 
 
-@pytest.mark.parametrize("identity", EXERCISES)
+@pytest.mark.parametrize("identity", FUNCTIONS)
 def test_what_is_right_stays_right(identity):
     """Under every relation of the exercise, in every case to which it applies, on several seeds."""
     check, answer = CHECKS[identity], right_answers(identity)
@@ -57,9 +52,9 @@ def test_what_is_right_stays_right(identity):
             assert wrong(identity, answer, made) == []
 
 
-@pytest.mark.parametrize("identity", sorted(EXERCISES.keys() - WITHOUT))
+@pytest.mark.parametrize("identity", sorted(FUNCTIONS.keys() - WITHOUT))
 def test_a_case_is_made_into_another_one_and_says_so(identity):
-    each = EXERCISES[identity]
+    each = FUNCTIONS[identity]
     before, after = (evaluate.asked(each, 0, transformed) for transformed in (False, True))
     made = [(case, other) for case, other in zip(before, after, strict=True) if other.what != case.what]
     for case, other in made:
@@ -69,9 +64,9 @@ def test_a_case_is_made_into_another_one_and_says_so(identity):
 
 
 def test_what_is_asked_follows_the_seed_alone():
-    for identity in sorted(EXERCISES.keys() - {TRAINED}):
+    for identity in sorted(FUNCTIONS.keys() - {TRAINED}):
         for transformed in (False, True):
-            cases, same = (evaluate.asked(EXERCISES[identity], 12345, transformed) for _ in range(2))
+            cases, same = (evaluate.asked(FUNCTIONS[identity], 12345, transformed) for _ in range(2))
             assert [case.what for case in cases] == [case.what for case in same]
             assert not differs([dict(case.inputs) for case in cases], [dict(case.inputs) for case in same])
 
@@ -105,7 +100,7 @@ def test_an_answer_that_fits_only_what_was_asked_before_is_found(identity):
     """On nearly every seed, because the relations of a case are drawn."""
     found = 0
     for seed in range(20):
-        before, after = (evaluate.asked(EXERCISES[identity], seed, transformed) for transformed in (False, True))
+        before, after = (evaluate.asked(FUNCTIONS[identity], seed, transformed) for transformed in (False, True))
         assert wrong(identity, ONLY_BEFORE[identity], before) == []
         found += bool(wrong(identity, ONLY_BEFORE[identity], after))
     assert found >= 15
