@@ -574,9 +574,8 @@ def _tried(case: Scenario, kind: str, change: tuple[str, ...], seed: int) -> str
 
     Of a heal `LEARNS`, if the reward of held-out problems rises beyond chance. Refused steps do not count.
     """
-    config = case.config()
-    if kind == HEAL:
-        config = case.config(guards=STABLE).merged(case.trial).with_(f"run.num_eval={HELD_OUT}")
+    healing = case.config(guards=STABLE).merged(case.trial).with_(f"run.num_eval={HELD_OUT}")
+    config = healing if kind == HEAL else case.config()
     events, operator = list[Event](), ""
     try:
         for event in train(config.with_(*change, f"run.seed={seed}")):
@@ -585,15 +584,15 @@ def _tried(case: Scenario, kind: str, change: tuple[str, ...], seed: int) -> str
         raise
     except Exception as error:  # a crash is the symptom of some scenarios; any other is a result for the table
         operator = classify_crash(str(error)).operator
+    if kind == HEAL and not operator:
+        found = outcome(events)
+        if found.status == "stopped":
+            return "is stopped by a guard"
+        return LEARNS if found.learned is Learned.LEARNED else f"{found.learned}: gains {found.gained:.2f}"
     metrics = [event.metrics for event in events if isinstance(event, Stepped) and not event.refused]
     if kind != HEAL and case.expect.shown(operator, metrics):
         return FAILS
     if operator:
         return f"crashes in {operator}"
-    if kind != HEAL:
-        broken = metrics and not math.isfinite(metrics[-1].get("loss", 0.0))
-        return "loss is not finite" if broken else STOPPED
-    found = outcome(events)
-    if found.status == "stopped":
-        return "is stopped by a guard"
-    return LEARNS if found.learned is Learned.LEARNED else f"{found.learned}: gains {found.gained:.2f}"
+    broken = metrics and not math.isfinite(metrics[-1].get("loss", 0.0))
+    return "loss is not finite" if broken else STOPPED

@@ -90,8 +90,7 @@ class DiagnoseCallback(TrainerCallback):
     def _look(self, args: Any, state: Any, crash: str = "") -> None:
         if not state.is_world_process_zero or not state.log_history:
             return
-        settings = flat(args.to_dict())
-        about = {"source": "trl", "settings": settings, "hides_nan": True, "crash": crash}
+        about = {"source": "trl", "settings": flat(args.to_dict()), "hides_nan": True, "crash": crash}
         log = dataclasses.replace(logs.from_dicts(state.log_history), **about)
         if len(log.steps):
             self.diagnosis = diagnose(log)

@@ -28,8 +28,7 @@ class Row(NamedTuple):
 def record(folder: Path, lab: str, exercise: str, findings: Sequence[Finding]) -> None:
     """Append a line about a check."""
     right = sum(finding.right for finding in findings)
-    passed = all_right(findings)
-    line = {"lab": lab, "exercise": exercise, "passed": passed, "right": right, "of": len(findings)}
+    line = {"lab": lab, "exercise": exercise, "passed": all_right(findings), "right": right, "of": len(findings)}
     file = folder / FILE
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as lines:

@@ -248,7 +248,5 @@ def first_gradient(config: Config) -> Tensor | None:
 
     # A crash after the first step changes nothing; before it there is no gradient.
     with register_optimizer_step_pre_hook(look), suppress(RuntimeError):
-        for _ in train(config):
-            if seen:
-                break
+        next((event for event in train(config) if seen), None)  # no event after the first step is needed
     return seen[0] if seen else None

@@ -130,16 +130,13 @@ def grade(
 
     Raises RunError where no worker can start or a result cannot be written.
     """
-
-    def one(found: Found) -> tuple[Found, Result]:
-        return found, clients.grade(found)
-
     try:
         results = {found: result for found in every if (result := store.find(found))}
         for result in results.values():
             tell(result)
         todo = [found for found in every if found not in results]
-        with closing(side_by_side(todo, one, clients.jobs, clients.stop)) as graded:
+        graded = side_by_side(todo, lambda each: (each, clients.grade(each)), clients.jobs, clients.stop)
+        with closing(graded):
             for found, result in graded:
                 store.save(found, result)
                 results[found] = result

@@ -155,7 +155,6 @@ def indented(text: str, by: int) -> Padding:
 
 def say_warnings() -> None:
     """Show each later warning as one line on standard error, without file and line number."""
-
     warnings.showwarning = lambda message, *_, **__: report(f"warning: {message}")
 
 

@@ -7,11 +7,10 @@ if TYPE_CHECKING:
     from grpo_lab.ui.widgets.lecture import Lecture
     from grpo_lab.ui.widgets.panel import Panel
 
-_HOMES = {"Lecture": "lecture", "Panel": "panel"}
 __all__ = ["Lecture", "Panel"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'grpo_lab.ui.widgets' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"grpo_lab.ui.widgets.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"grpo_lab.ui.widgets.{name.lower()}"), name)
