@@ -105,7 +105,7 @@ ALSO = {
 
 
 def test_every_rule_has_a_log():
-    assert {*SICK, *SET, "crashed", "stale-ratio"} == set(CAUSES)  # tests/test_diagnosis_algorithms.py has the last
+    assert {*SICK, *SET, "crashed", "stale-ratio", "ratio-summed"} == set(CAUSES)
 
 
 @pytest.mark.parametrize("cause", SICK)
@@ -366,7 +366,7 @@ def test_steps_without_spread_and_a_length_at_its_cap_are_suspects_of_a_flat_rew
     flat = pd.DataFrame({"reward": NOISY, "kl": 0.005, "loss": 0.01, "grad_norm": 0.5})
     cases = (("reward_std", 0.0, "no-spread-often"), ("completions/mean_length", 256.0, "at-the-cap"))
     for (column, value, suspect), most in itertools.product(cases, (2, 1)):
-        given = [value if step % 5 < most else 0.2 + step % 3 for step in range(20)]
+        given = [value if step % 5 < most else abs(value - 0.2 - step % 3) for step in range(20)]
         found = diagnose(flat.assign(**{column: given})).findings
         of_flat = next(each for each in found if each.cause.name == "learned-nothing")
         assert (of_flat.suspects[0].name == suspect) == (most == 2)

@@ -123,6 +123,13 @@ def test_samples_of_an_older_policy_are_known_by_their_ratio_where_the_clip_tell
     assert diagnose(log("grpo_lab", settings, **twice)).verdict == HEALTHY
 
 
+@pytest.mark.parametrize("level", ["sequence_sum", "sequence", "token"])
+def test_a_ratio_of_a_sum_is_named_where_completions_leave_the_clip_range(level):
+    settings, often = {"loss.importance_sampling_level": level}, {"clip_ratio/region_mean": [0.1, 0.2] * 6}
+    assert (diagnose(log("grpo_lab", settings, **often)).verdict == "ratio-summed") == (level == "sequence_sum")
+    assert diagnose(log("grpo_lab", settings)).verdict == HEALTHY
+
+
 def test_a_wide_clip_range_is_a_mistake_only_where_it_is_used():
     wide = {"epsilon": 3.0}
     assert diagnose(log(settings={**TRL_OF["grpo"], **wide})).verdict == "clip-off"

@@ -21,6 +21,7 @@ import torch
 import grpo_lab as gl
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import diagnose
+from grpo_lab.analysis.diagnosis.report import story
 from grpo_lab.analysis.logs import beside
 from grpo_lab.analysis.logs.table import choose, fact, meaning
 from grpo_lab.analysis.logs.text import last_exception
@@ -60,14 +61,15 @@ def log_in(case):
 
 
 def told(case):
-    """What is read from a folder in tests/logs, one entry a run."""
+    """What is read from a folder in tests/logs, and the first sentence of it, one entry a run."""
     runs = []
     for log in logs.read_runs(log_in(case)):
         curves = {**log.metrics, **{f"rewards/{name}": curve for name, curve in log.functions.items()}}
         about = {name: value for name in FIELDS if (value := getattr(log, name))}
         notes = [[note.key, dict(note.values)] for note in log.notes]
         points = {name: [curve.index.tolist(), [repr(value) for value in curve]] for name, curve in curves.items()}
-        runs.append({"verdict": diagnose(log).verdict, **about, "notes": notes, "curves": points})
+        said = {"verdict": diagnose(log).verdict, "said": story(log, "en")}
+        runs.append({**said, **about, "notes": notes, "curves": points})
     return runs
 
 

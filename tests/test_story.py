@@ -39,7 +39,7 @@ def told(language="en", first=1, crash="", **curves):
         ({"reward": 0.95 + NOISE / 10}, ["high from the start"], ["noise"]),
         ({"reward": [0.5] * 120}, ["0.5 in every step"], ["noise"]),
         ({"reward": [math.nan] * 120}, ["NaN in every step"], []),
-        ({"kl": LEVEL}, ["reward is not in this log"], []),
+        ({"kl": LEVEL}, ["No column of this log is known as the reward"], []),
         ({}, ["No metric"], []),
         ({"reward": FALL, "entropy": np.where(FALL < 0.1, 5.0, 0.1) + NOISE}, ["entropy rose 0.1", "→ 5"], []),
         ({"reward": FALL, "completions__clipped_ratio": FALL < 0.1}, ["ran into the limit (100% cut off)"], []),
@@ -159,15 +159,15 @@ def test_the_sentence_stands_before_the_verdict_in_text_page_and_json():
 
 
 def test_each_rule_asks_for_what_a_curve_has_and_each_message_is_said():
-    main, companions, ends = (tables("story")[part] for part in ("main", "companions", "ends"))
-    known = {"log", "main", "name", "tells_steps", *measures({"reward": pd.Series(RISE)}, "reward")}
-    for key, rule in {**main, **{key: each["when"] for key, each in companions.items()}, **ends}.items():
+    main, companions, functions, ends = (tables("story")[part] for part in ("main", "companions", "functions", "ends"))
+    known = {"log", "main", "name", "whole", "tells_steps", *measures({"reward": pd.Series(RISE)}, "reward")}
+    for key, rule in {**main, **{key: each["when"] for key, each in companions.items()}, **functions, **ends}.items():
         assert meta.find_undeclared_variables(Environment().parse(f"{{{{ {rule} }}}}")) <= known, key
     assert {each["of"] for each in companions.values()} - {"main"} <= METRICS.keys()
-    in_code = {"with", "function_moved", "of.reward", "of.eval/reward", "nan_always", "nan_from", "nan_some"}
+    in_code = {"with", "of.reward", "of.eval/reward", "nan_always", "nan_from", "nan_some"}
     place = "diagnosis.story."
     there = {key.removeprefix(place) for key in messages.catalogue(messages.ENGLISH) if key.startswith(place)}
-    assert there == {*main, *companions, *ends, *in_code}
+    assert there == {*main, *companions, *functions, *ends, *in_code}
 
 
 def test_each_rule_of_what_a_log_lacks_asks_for_what_it_knows():

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from grpo_lab.analysis.markdown import plain
-from grpo_lab.config.algorithms import algorithm, algorithm_names
+from grpo_lab.config.algorithms import algorithm_names, settings_for
 from grpo_lab.config.catalog import Expectation, Scenario, guards_named, preset, preset_names, scenario, scenario_names
 from grpo_lab.config.schema import Config, Switches
 from grpo_lab.config.user_code import is_own
@@ -112,7 +112,7 @@ def replaced(case: Scenario, name: str) -> list[str]:
     changes = [change for row in (*case.cures, *(heal.change for heal in case.heals)) for change in row]
     healing = {change.partition("=")[0] for change in changes}
     before = vars(case.config().loss)
-    found = {key: value for key, value in algorithm(name).loss.items() if value != before[key]}
+    found = {key: value for key, value in settings_for(name, before).items() if value != before[key]}
     return [
         f"loss.{key}={plain(value)}"
         for key, value in found.items()

@@ -12,6 +12,7 @@ from grpo_lab.analysis.logs.text import tables
 Curve = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 _LIMITS = tables("limits")["curves"]
+_MOVES = ("fell", "rose")
 
 
 def finite(values: Curve) -> Curve:
@@ -95,8 +96,11 @@ def change_points(values: Curve, deviation: float) -> list[int]:
         sums = np.cumsum(values[begin:end])
         gaps = np.abs(sums[:-1] / sizes - (sums[-1] - sums[:-1]) / sizes[::-1])
         errors = np.maximum(deviation * np.sqrt(1 / sizes + 1 / sizes[::-1]), 1e-12)
-        if np.max(gaps / errors, initial=0) > _LIMITS["jump"]:
-            place = begin + 1 + int(np.argmax(gaps / errors))
+        jumps = gaps / errors
+        if len(values) >= _LIMITS["many"] and end == len(values):
+            jumps[-1:] /= 2  # one of many rows
+        if np.max(jumps, initial=0) > _LIMITS["jump"]:
+            place = begin + 1 + int(np.argmax(jumps))
             found.append(place)
             parts += [(begin, place), (place, end)]
     return sorted(found)
@@ -263,6 +267,7 @@ STATES: dict[str, Callable[[Curve], Mask]] = {
     "outlier": outlier,
     "breaks": breaks,
     "fell": fell,
+    "moves": lambda values: at(0, values, (found := course(finite(values))) is not None and found.kind in _MOVES),
     "stops": stops,
     "below first": lambda values: at(1, values, len(values) > 1 and bool(np.max(values[1:]) < values[0])),
     "vanishes": vanishes,

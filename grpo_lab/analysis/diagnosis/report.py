@@ -141,10 +141,10 @@ def story(log: Log, language: str) -> str:
         of_each = [measures(log.metrics, name, begin) for name in names]
         found = [(*each, {"log": log, "main": main, **known}) for each, known in zip(left, of_each, strict=True)]
         told += [(rule["of"], say(key, known)) for key, rule, known in found if holds(rule["when"], **known)]
-    if main in ("flat", "few_flat"):  # a part of the reward may have moved
-        parts = {name: measures(log.functions, name) for name in log.functions}
-        moved = [(name, known) for name, known in parts.items() if known.get("kind") in ("rose", "declined", "fell")]
-        told += [("", say("function_moved", {**known, "name": name})) for name, known in moved[: _LIMITS["named"]]]
+    parts = [{"name": name, "main": main, **measures(log.functions, name)} for name in log.functions]
+    for key, rule in chosen["functions"].items():
+        moved = [known for known in parts if holds(rule, whole=reward, **known)]
+        told += [("", say(key, known)) for known in moved[: _LIMITS["named"]]]
     told += [("", say(key, known)) for key, known in _not_finite(log)]
     happened = say(main, reward)
     if told:
@@ -168,6 +168,9 @@ def measures(curves: Mapping[str, pd.Series], name: str, since: int | None = Non
     known = {"count": len(values), "begin": float(values[0]), "end": float(values[-1]), "mean": float(values.mean())}
     known |= {"least": float(values.min()), "most": float(values.max()), "median": float(np.median(values))}
     known |= {"most_at": steps[int(values.argmax())], "least_at": steps[int(values.argmin())]}
+    known |= {"far": max(known["most"], known["least"], key=abs), "far_at": steps[int(np.abs(values).argmax())]}
+    rests = len(values) - int(np.argmin((values == values[-1])[::-1])) if known["least"] < known["most"] else 0
+    known |= {"rest": len(values) - rests, "rest_at": steps[min(rests, len(steps) - 1)]}
     known |= {"usual": METRICS[name].high if name in METRICS else math.inf, "ninth": float(np.quantile(values, 0.9))}
     lower, upper = np.quantile(values, (0.25, 0.75))
     far = not lower <= known["mean"] <= upper and known["least"] < known["median"] < known["most"]
@@ -186,7 +189,11 @@ def measures(curves: Mapping[str, pd.Series], name: str, since: int | None = Non
             known |= {"top": known["most"], "top_at": known["most_at"]}
             known["first"] = known["first"] if before else known["begin"]
         both = few and found.kind in ("rose", "declined") and (values[-1] - values[0]) / gain > 0.5
-        goes_on = both or (np.diff(ends) * (ends[-1] - known["first"]) > 0).all()
+        tail = values[-max(_LIMITS["goes_on"], found.width) :]
+        known["falls"] = int(np.argmax(np.append(np.diff(values)[::-1] >= 0, True)))
+        way = found.last - known["first"]
+        lost = name in ("reward", HELD_OUT) and known["falls"] > 3
+        goes_on = both or ((lost or (np.diff(tail) * way > 0).all()) and (values[-1] - known["first"]) * way > 0)
         began = not before and (both or (name == "kl" and (np.diff(values[:3]) * gain > 0).all()))
         known["shown"] = dict.fromkeys(("last", "late") if goes_on else (), known["end"])
         known["shown"] |= {"first": known["begin"]} if began else {}

@@ -214,7 +214,9 @@ class Symptom:
             mask = self.compare(measured, unit)
         if self.where:
             other = log.metrics[self.where["metric"]].reindex(steps).to_numpy(np.float64)
-            mask = mask & Symptom("", **self.where).compare(other)
+            every = max(1.0, float(np.median(np.diff(steps)))) if len(steps) > 1 else 1.0
+            # It may be a mean over steps: only below one of them does it tell of the last step, whose norm is logged.
+            mask = mask & Symptom("", **self.where).compare(other) & (other < 1 / every)
         if self.when in curves.PLACES:
             return curves.PLACES[self.when](mask, measured)
         kept = curves.finite(measured)

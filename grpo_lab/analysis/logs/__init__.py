@@ -98,6 +98,7 @@ def _log_in(folder: Path) -> Path:
     if formats.event_files(folder) or len(exports) > 1:
         return folder
     printed = sorted(path for kind in ("*.jsonl", "*.log", "*.out") for path in folder.glob(kind))
+    printed = [path for path in printed if not table.words_of(path.stem)[1]] or printed
     documents = [path for path in sorted(folder.glob("*.json")) if path.name not in ("args.json", "config.json")]
     printed = printed or sorted(folder.glob("*.ipynb")) or documents or sorted(folder.glob("*.md"))
     if len(exports or printed) == 1:
@@ -160,5 +161,6 @@ def _in_file(path: Path, logging_steps: int) -> list[Log]:
 
 
 def _no_metric(path: Path, names: Sequence[str], format: str = "a table or console") -> str:
-    offered = f"; its columns are {', '.join(names[:20])}: --metric reward={names[0]} reads that" if names else ""
+    likely = min(names, key=lambda name: not table.NEAR["reward"].fullmatch(table.words_of(name)[0]), default="")
+    offered = f"; its columns are {', '.join(names[:20])}: --metric reward={likely} reads that" if names else ""
     return f"{path} was read as {format} and holds no metric known here, as reward, kl or grad_norm{offered}"

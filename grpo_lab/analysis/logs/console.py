@@ -42,7 +42,7 @@ class _Row:
 
 def read_console(text: Text) -> list[Table]:
     """The numbers in any other text."""
-    said = _unwrapped(text.said) if "step:" in text.said else text.said
+    said = _PATTERNS["glued"].sub("\n", _unwrapped(text.said) if "step:" in text.said else text.said)
     rows = _of_training(list(_rows(said)))
     if not rows:
         lists = {name: value.split(",") for name, value in _PATTERNS["list"].findall(said)}
@@ -57,7 +57,9 @@ def read_console(text: Text) -> list[Table]:
         rows[-1].values.popitem()
         notes.append(fact("cut_value"))
     counted = Counter(kind for row in rows for kind in row.counts)
-    kinds = {kind for kind, count in counted.items() if 2 * count >= len(rows) + (len(rows) < _LIMITS["few_rows"])}
+    falls = {kind: np.diff([row.counts[kind] for row in rows if kind in row.counts]) < 0 for kind in counted}
+    often = [kind for kind, count in counted.items() if 2 * count >= len(rows) + (len(rows) < _LIMITS["few_rows"])]
+    kinds = {kind for kind in often if 3 * falls[kind].sum() <= len(rows)}  # a number of tokens rises and falls
     values = [{**{kind: at for kind, at in row.counts.items() if kind in kinds}, **row.values} for row in rows]
     if not any(counters(row) for row in values) and (steps := _steps_of_bars(rows)) is not None:
         values = [{"step": step, **row} for step, row in zip(steps, values, strict=True)]
@@ -135,7 +137,7 @@ def _pairs(line: str) -> tuple[dict[str, int], dict[str, str]]:
     before = "eval/" if found and (_PATTERNS["held_out"].match(line[: found[0].end("name")])) else ""
     pairs = {}
     for match in found:
-        name = " ".join(match["name"].split())
+        name = _PATTERNS["is"].sub("", " ".join(match["name"].split()))
         name = name if words_of(name)[1] else before + name
         pairs[name] = match["value"] + ("%" if match["percent"] else "")
     return counts, {name: value for name, value in pairs.items() if name.lower() not in counts}

@@ -53,7 +53,8 @@ def read_json(text: Text) -> list[Table]:
     if whole is None and not _PATTERNS["json"].match(text.first):
         return []
     if isinstance(whole, list) and whole and all(isinstance(each, int | float) for each in whole):
-        whole = {PurePath(text.name).stem: whole}  # numbers without a name but that of the file, as rewards.json
+        name = PurePath(text.name).stem  # numbers without a name but that of the file, as rewards_beta0.1.json
+        whole = {_PATTERNS["setting"].sub("", name): whole}
     if isinstance(whole, dict) and isinstance(history := whole.get("log_history"), list):
         known = {name: whole[name] for name in _FILES["settings"] if whole.get(name)}
         rows = [row for row in history if isinstance(row, dict)]
@@ -76,9 +77,10 @@ def _of_lines(text: Text) -> list[Table]:
             del trees[tree["kept"] :]
         trees.append(tree)
     known = [tree for tree in trees if isinstance(tree, dict)]
-    rows = [tree for tree in known if "event" not in tree or "metrics" in tree]
+    own = any(tree.get("event") in ("Started", "Stepped") for tree in known)
+    rows = [tree for tree in known if not own or "metrics" in tree]
     notes = _notes_on([place for place, tree in enumerate(trees) if not isinstance(tree, dict)], len(trees), text.name)
-    events = [tree for tree in known if "event" in tree and "metrics" in tree]
+    events = [tree for tree in rows if "event" in tree and "metrics" in tree]
     if not events:
         return _of_rows(rows, Table({}, "json_lines", notes))
     updates = max(1, *(int(tree.get("updates", 1)) for tree in events))
@@ -138,8 +140,18 @@ def _rows_of(tree: Any) -> list[dict[str, Any]]:
     if not isinstance(tree, dict):
         return tree if isinstance(tree, list) and all(isinstance(row, dict) for row in tree) else []
     lists = {name: value for name, value in leaves(tree, "/") if isinstance(value, list) and value}
-    if rows := [value for value in lists.values() if all(isinstance(each, dict) for each in value)]:
-        return max(rows, key=len)
+    if rows := {name: value for name, value in lists.items() if all(isinstance(each, dict) for each in value)}:
+        longest = max(rows.values(), key=len)
+        evaluated = [row for name, value in rows.items() if words_of(name)[1] and value is not longest for row in value]
+        return _with_evaluations(longest, evaluated)
+    by_step: dict[float, dict[str, Any]] = {}
+    for name, points in lists.items():  # a step and a value, perhaps behind a time
+        steps = [each[-2] for each in points if isinstance(each, list) and len(each) in (2, 3)]
+        grow = all(isinstance(each, int) for each in steps) and all(map(operator.lt, steps, steps[1:]))
+        for point in points if grow and len(steps) == len(points) > 1 else ():
+            by_step.setdefault(point[-2], {"step": point[-2]})[name] = point[-1]
+    if by_step:
+        return [by_step[step] for step in sorted(by_step)]
     numbers = {name: value for name, value in lists.items() if any(number_in(each) is not None for each in value)}
     if numbers:
         size = max(map(len, numbers.values()))
@@ -148,9 +160,24 @@ def _rows_of(tree: Any) -> list[dict[str, Any]]:
             for place, value in enumerate(values, start=1):
                 found[round(place * size / len(values)) - 1][name] = value
         return found
-    if len(tree) > 1 and all(name.isdigit() and isinstance(value, dict) for name, value in tree.items()):
-        return [{"step": name, **value} for name, value in tree.items()]
+    steps = [_PATTERNS["keyed"].fullmatch(name) for name in tree]
+    if len(tree) > 1 and all(steps) and all(isinstance(value, dict) for value in tree.values()):
+        found = [{**value, "step": float(key[1] or 0)} for key, value in zip(steps, tree.values(), strict=True) if key]
+        return sorted(found, key=operator.itemgetter("step"))
     return []
+
+
+def _with_evaluations(rows: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a training with those of another list at the same steps, its names behind "eval/"."""
+    step = next(iter(counters(rows[0])), "")
+    steps = [row.get(step) for row in rows]
+    if not step or not all(isinstance(each, int | float) for each in steps) or len({*steps}) < len(rows):
+        return rows
+    found = {row[step]: row for row in rows}
+    for row in evaluated:
+        if isinstance(at := row.get(step), int | float):
+            found[at] = {step: at, **found.get(at, {}), **{f"eval/{name}": row[name] for name in row if name != step}}
+    return [found[at] for at in sorted(found)]
 
 
 def _metrics_of(tree: dict[str, Any]) -> dict[str, Any]:
@@ -161,8 +188,13 @@ def _metrics_of(tree: dict[str, Any]) -> dict[str, Any]:
     texts = {name: value for name, value in tree.items() if name in COUNTED and isinstance(value, str)}
     counted = {name: value.partition("/")[0] for name, value in texts.items() if _PATTERNS["of"].match(value)}
     found = dict(leaves(tree | counted, "/"))
+    for name in [name for name, each in found.items() if isinstance(each, list) and "reward" in choose([name])]:
+        group = [number for each in found[name] if (number := number_in(each)) is not None]
+        if len(group) > 1:
+            found |= {name: np.mean(group), "reward_std": np.std(group)}
     held_out = any(str(tree.get(key)).lower().startswith(("eval", "val", "test")) for key in _FILES["kinds"])
-    return {name if name in COUNTED else f"eval/{name}": value for name, value in found.items()} if held_out else found
+    counts = {name for name in found if name in COUNTED or counters([name])}
+    return {name if name in counts else f"eval/{name}": value for name, value in found.items()} if held_out else found
 
 
 OF_TENSORBOARD = ["wall time", "step", "value"]
@@ -210,20 +242,24 @@ def _blocks(said: str) -> list[tuple[list[list[str]], bool]]:
     headings: dict[int, str] = {}
     blocks: list[tuple[list[list[str]], bool]] = []
     block: list[list[str]] = []
-    for line in said.split("\n"):
+    for line in (_PATTERNS["tail"].sub("", line) for line in said.split("\n")):
         if _PATTERNS["dashes"].match(line):
             continue
         if heading := _PATTERNS["heading"].match(line):
             level = heading.end()
             headings = {place: above for place, above in headings.items() if place < level} | {level: line}
-        row = [_PATTERNS["range"].sub("", cell) for cell in _cells(line.replace("`", ""))]
+        row = _cells(line.replace("`", ""))
+        if "|" not in line and block and len(row) != len(block[0]) == len(line.split()):  # a cell fills its column
+            row = line.split()
+        row = [_PATTERNS["range"].sub("", cell) for cell in row]
         row = ["" if _PATTERNS["empty"].fullmatch(cell) else cell for cell in row]
         if block and row[0].isdigit() and len(row) == len(block[0]) + 1:  # pandas numbers the rows
             row = row[1:]
         numbers = sum(number_in(cell) is not None for cell in row)
         of_names = len(row) > 1 and not numbers and bool(choose(row) or ("|" in line and counters(row[:1])))
         inside = bool(block) and len(row) == len(block[0])
-        if (of_names and not _PATTERNS["no_name"].search(line)) or (numbers > 2 and not inside and _of_steps(row)):
+        unlike = not counters(row[:1]) and _PATTERNS["no_name"].search(line)
+        if (of_names and not unlike) or (numbers > 2 and not inside and _of_steps(row)):
             block = [row]
             about = next(filter(_PATTERNS["about"].search, reversed(headings.values())), "")
             blocks.append((block, _PATTERNS["of_evaluations"].match(about) is not None))
@@ -353,6 +389,9 @@ def _read(text: Text, separator: str) -> tuple[list[dict[str, Any]], list[Fact]]
     except csv.Error as error:
         raise LogError(f"{text.name}: {damaged.format(error)}") from error
     rows, notes = [row for row in rows if row], []
+    for row in rows:
+        if not any(map(str.strip, row[len(names) :])):  # the line ends in a separator
+            del row[len(names) :]
     for number, row in enumerate(rows, start=2):
         if len(row) > len(names):
             said = f"row {number} has {len(row)} cells of {len(names)}"
@@ -427,14 +466,16 @@ def read_text(text: Text) -> list[Table]:
             each = [fact("runs", count=len(runs), number=place) for place in range(1, len(runs) + 1)]
             runs = [replace(run, notes=[*run.notes, note]) for run, note in zip(runs, each, strict=True)]
         runs[-1] = replace(runs[-1], crashes={runs[-1].size: last_exception(text.said)})
-        return [replace(run, format="table") for run in runs]
-    without: list[Table] = []
+        found = [replace(run, format="table") for run in runs]
+    if any("reward" in table.chosen for table in found):
+        return found
+    without = list[Table]()
     for reader in READERS:
         tables = reader(text)
-        if any(table.chosen for table in tables):
+        if any("reward" in table.chosen or (table.chosen and not found) for table in tables):
             return tables
         without = without or tables
-    return without
+    return found or without
 
 
 def tables_in_html(text: str) -> list[str]:

@@ -43,7 +43,7 @@ _NO_SET = re.compile(_NAMES["held_out"]["no_set"])
 _IS_NOT = {part: re.compile(_NAMES[part]["not"]) for part in ("held_out", "functions")}
 _TRUTH = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
 _USELESS, _FINITE = re.compile(_NAMES["unread"]["useless"]), re.compile(_NAMES["unread"]["finite"])
-_NEAR = {metric: re.compile(words) for metric, words in _NAMES["near"].items()}
+NEAR = {metric: re.compile(words) for metric, words in _NAMES["near"].items()}
 _STANDS_FOR = re.compile(_NAMES["stands_for"]["proxy"])
 MEASURED = frozenset((*_NAMES["near"], "reward_std", HELD_OUT))
 """Measures of a step; settings as learning_rate and beta are printed elsewhere too."""
@@ -93,6 +93,7 @@ def words_of(name: str) -> tuple[str, bool]:
     >>> words_of("Avg Response Len"), words_of("val/meanReward")
     (('response length', False), ('reward', True))
     """
+    name = _PATTERNS["and_std"].sub("", name)
     found = [word for part in _PATTERNS["camel"].split(name) for word in _PATTERNS["word"].findall(part.lower())]
     held_out = not _WORDS["held_out"].isdisjoint(found)
     every = [each for word in found if word not in _WORDS["held_out"] for each in _SPELT.get(word, [word])]
@@ -199,7 +200,7 @@ def counting(columns: Mapping[str, pd.Series]) -> list[str]:
     return [name for name in counters(columns) if name in STEP_NAMES or _is_counter(columns[name])]
 
 
-def _is_counter(column: pd.Series, most_equal: int = 3) -> bool:
+def _is_counter(column: pd.Series, most_equal: int = 6) -> bool:
     known = column.dropna()
     whole = bool((known == np.floor(known)).all()) and most_equal * known.nunique() >= len(known)
     return whole and 3 * int(np.count_nonzero(np.diff(known) < 0)) <= len(known)
@@ -210,7 +211,8 @@ def unread(names: Iterable[str], read: Iterable[str]) -> tuple[str, ...]:
     every = list(names)
     known = {bare(name) for name in (*read, *counters(every))}
     left = [name for name in every if bare(name) not in known and meaning(name) is None and name]
-    return tuple(name for name in left if not _USELESS.fullmatch(words_of(name)[0]) and not words_of(name)[1])
+    no_metric = re.compile(f"{_USELESS.pattern}|{_PATTERNS['mixed'].pattern}")
+    return tuple(name for name in left if not no_metric.fullmatch(words_of(name)[0]) and not words_of(name)[1])
 
 
 Columns = dict[str, pd.Series]
@@ -380,7 +382,12 @@ def log_of(table: Table) -> Log:
     # Of two names of a metric the one with more values counts.
     by_length = sorted(table.metrics.items(), key=lambda each: -len(each[1]))
     columns = {name: column for name, column in by_length if len(column)}
-    often = {name: column for name, column in columns.items() if 4 * len(column) >= table.size}
+    for name in (each for each in columns if _PATTERNS["mixed"].fullmatch(words_of(each)[0]) and not words_of(each)[1]):
+        columns = {**columns, "frac_reward_zero_std": 1 - columns[name]}
+    metric_of = {name: found.metric if (found := meaning(name)) else name for name in columns}
+    most = {metric_of[name]: len(column) for name, column in reversed(columns.items())}
+    least = {name: max(table.size / 4, most[metric_of[name]] / 2) for name in columns}  # a sample now and then has less
+    often = {name: column for name, column in columns.items() if len(column) >= least[name]}
     chosen = _by_values(choose(columns, table.source) | choose(often, table.source), columns)
     logged = _steps(columns, chosen)
     counted = pd.Series(np.arange(table.size, dtype=np.float64) * (table.count_by or 1) + table.count_by)
@@ -444,6 +451,11 @@ def _by_values(chosen: Mapping[str, str], columns: Columns) -> dict[str, str]:
     kl, of_reference = columns.get(own.get("kl", "")), columns.get("kl_loss")
     if kl is not None and of_reference is not None and kl.min() < 0 <= of_reference.min():
         found["kl"] = "kl_loss"  # the other is of the old policy to the new one
+    if "reward" in own and columns[own["reward"]].nunique() < 2:  # of two as near one is not filled
+        alike = [name for name in columns if meaning(name) == meaning(own["reward"])]
+        found["reward"] = max(alike, key=lambda name: columns[name].nunique())
+    if HELD_OUT in found and _PATTERNS["of_answers"].fullmatch(own.get("reward", "")):
+        del found["reward"]  # beside held-out scores it is one of them
     name = own.get("clip_ratio/region_mean", "")
     if _PATTERNS["clip_ratio"].fullmatch(name):
         del found["clip_ratio/region_mean"]
@@ -461,11 +473,12 @@ def _not_measured(metrics: dict[str, pd.Series]) -> list[str]:
     """
     if "entropy" in metrics and metrics["entropy"].median() < 0:
         metrics["entropy"] = -metrics["entropy"]
-    found = [name for name, most in _LIMITS["most"].items() if name in metrics and metrics[name].median() > most]
-    entropy, norm, reward = metrics.get("entropy"), metrics.get("grad_norm"), metrics.get("reward")
+    found = [name for name, most in _LIMITS["most"].items() if name in metrics and metrics[name].quantile(0.9) > most]
+    entropy, reward = metrics.get("entropy"), metrics.get("reward")
+    moves = any(metrics[name].median() > 0 for name in ("grad_norm", "reward_std") if name in metrics)
     if reward is not None and reward.abs().median() > 0 and reward.abs().max() < _LIMITS["rounding"]:
         found.append("reward")
-    if entropy is not None and norm is not None and not entropy.any() and norm.median() > 0:
+    if entropy is not None and not entropy.any() and moves:
         found.append("entropy")
     return [name for name in found if name not in _GIVEN.get()[0]]
 
@@ -482,7 +495,7 @@ def _begins_late(counts: NDArray[np.float64]) -> bool:
 def _on_unread(names: Sequence[str], chosen: Mapping[str, str], source: str) -> Iterator[Fact]:
     """A note on the columns that were not read, where a metric may be among them, or no framework is known."""
     most = _LIMITS["most_unread"]
-    fits = {metric: [name for name in names if is_.fullmatch(words_of(name)[0])] for metric, is_ in _NEAR.items()}
+    fits = {metric: [name for name in names if is_.fullmatch(words_of(name)[0])] for metric, is_ in NEAR.items()}
     may_be = {metric: found[0] for metric, found in fits.items() if found and metric not in chosen}
     if names and (may_be or not source):
         said = ", ".join(names[:most]) + " …" * (len(names) > most)
