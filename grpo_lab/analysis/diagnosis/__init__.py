@@ -83,7 +83,7 @@ def _diagnosed(log: Log) -> Diagnosis:
     shown = {name for name, sighting in seen.items() if isinstance(sighting, rules.Evidence)}
     broken = ", ".join(name for name, curve in log.metrics.items() if len(curve) and not math.isfinite(curve.iloc[-1]))
     reward = measures(log.metrics, "reward")
-    about = {"crash": repr(log.crash), "kind": reward.get("kind"), "broken": broken}
+    about = {"kind": None, **reward, "crash": repr(log.crash), "broken": broken}
     known = {"steps": reward["count"] or len(log.steps), **about}
     rows = [(key, {**known, **rule}) for key, rule in rules.tables("story")["lacking"].items()]
     for values in (values for _, values in rows if "metrics" in values):

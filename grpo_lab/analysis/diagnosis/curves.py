@@ -12,7 +12,6 @@ from grpo_lab.analysis.logs.text import tables
 Curve = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 _LIMITS = tables("limits")["curves"]
-_MOVES = ("fell", "rose")
 
 
 def finite(values: Curve) -> Curve:
@@ -267,7 +266,7 @@ STATES: dict[str, Callable[[Curve], Mask]] = {
     "outlier": outlier,
     "breaks": breaks,
     "fell": fell,
-    "moves": lambda values: at(0, values, (found := course(finite(values))) is not None and found.kind in _MOVES),
+    "moves": lambda values: at(0, values, getattr(course(finite(values)), "kind", "") in ("fell", "rose")),
     "stops": stops,
     "below first": lambda values: at(1, values, len(values) > 1 and bool(np.max(values[1:]) < values[0])),
     "vanishes": vanishes,
