@@ -574,8 +574,9 @@ def _tried(case: Scenario, kind: str, change: tuple[str, ...], seed: int) -> str
 
     Of a heal `LEARNS`, if the reward of held-out problems rises beyond chance. Refused steps do not count.
     """
-    healing = case.config(guards=STABLE).merged(case.trial).with_(f"run.num_eval={HELD_OUT}")
-    config = healing if kind == HEAL else case.config()
+    config = case.config()
+    if kind == HEAL:
+        config = case.config(guards=STABLE).merged(case.trial).with_(f"run.num_eval={HELD_OUT}")
     events, operator = list[Event](), ""
     try:
         for event in train(config.with_(*change, f"run.seed={seed}")):

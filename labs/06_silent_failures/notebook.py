@@ -326,8 +326,7 @@ pd.DataFrame(ratios, index=["mean", "sum"])
 # With the mean, the ratio does not depend on the length. With the sum, 2,000 tokens make it 485,000,000, and a policy
 # that finds each token 1 % less likely gets the inverse of that. Then almost every completion is outside of a clip
 # range of 0.2. Completions of three or four tokens, as in this lab, hardly show it: in the scenario `summed-log-ratio`
-# the clipped share is about three times that of a ratio a token, and the model learns all the same. So test a loss with
-# long ones.
+# more tokens are clipped than with the mean, and the model learns all the same. So test a loss with long completions.
 #
 # ## 7. Try other settings
 #

@@ -78,13 +78,12 @@ def _of_lines(text: Text) -> list[Table]:
         trees.append(tree)
     known = [tree for tree in trees if isinstance(tree, dict)]
     own = any(tree.get("event") in ("Started", "Stepped") for tree in known)
-    rows = [tree for tree in known if not own or "metrics" in tree]
     notes = _notes_on([place for place, tree in enumerate(trees) if not isinstance(tree, dict)], len(trees), text.name)
-    events = [tree for tree in rows if "event" in tree and "metrics" in tree]
+    events = [tree for tree in known if own and "metrics" in tree]
     if not events:
-        return _of_rows(rows, Table({}, "json_lines", notes))
+        return _of_rows([] if own else known, Table({}, "json_lines", notes))
     updates = max(1, *(int(tree.get("updates", 1)) for tree in events))
-    columns = columns_of(map(_metrics_of, rows))
+    columns = columns_of(map(_metrics_of, events))
     return [Table(columns, "own_run", notes, source="grpo_lab", updates_a_row=updates)]
 
 

@@ -42,7 +42,8 @@ _IS = {part: re.compile(_NAMES[part]["is"]) for part in ("held_out", "functions"
 _NO_SET = re.compile(_NAMES["held_out"]["no_set"])
 _IS_NOT = {part: re.compile(_NAMES[part]["not"]) for part in ("held_out", "functions")}
 _TRUTH = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
-_USELESS, _FINITE = re.compile(_NAMES["unread"]["useless"]), re.compile(_NAMES["unread"]["finite"])
+_USELESS = re.compile(f"{_NAMES['unread']['useless']}|{_PATTERNS['mixed'].pattern}")
+_FINITE = re.compile(_NAMES["unread"]["finite"])
 NEAR = {metric: re.compile(words) for metric, words in _NAMES["near"].items()}
 _STANDS_FOR = re.compile(_NAMES["stands_for"]["proxy"])
 MEASURED = frozenset((*_NAMES["near"], "reward_std", HELD_OUT))
@@ -211,8 +212,7 @@ def unread(names: Iterable[str], read: Iterable[str]) -> tuple[str, ...]:
     every = list(names)
     known = {bare(name) for name in (*read, *counters(every))}
     left = [name for name in every if bare(name) not in known and meaning(name) is None and name]
-    no_metric = re.compile(f"{_USELESS.pattern}|{_PATTERNS['mixed'].pattern}")
-    return tuple(name for name in left if not no_metric.fullmatch(words_of(name)[0]) and not words_of(name)[1])
+    return tuple(name for name in left if not _USELESS.fullmatch(words_of(name)[0]) and not words_of(name)[1])
 
 
 Columns = dict[str, pd.Series]
@@ -475,7 +475,7 @@ def _not_measured(metrics: dict[str, pd.Series]) -> list[str]:
         metrics["entropy"] = -metrics["entropy"]
     found = [name for name, most in _LIMITS["most"].items() if name in metrics and metrics[name].quantile(0.9) > most]
     entropy, reward = metrics.get("entropy"), metrics.get("reward")
-    moves = any(metrics[name].median() > 0 for name in ("grad_norm", "reward_std") if name in metrics)
+    moves = any(metrics[name].median() > _LIMITS["rounding"] for name in ("grad_norm", "reward_std") if name in metrics)
     if reward is not None and reward.abs().median() > 0 and reward.abs().max() < _LIMITS["rounding"]:
         found.append("reward")
     if entropy is not None and not entropy.any() and moves:
