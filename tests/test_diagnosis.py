@@ -22,7 +22,6 @@ from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import HEALTHY, NOT_ENOUGH, curves, rules
 from grpo_lab.analysis.diagnosis.curves import PLACES, STATES, UNITS, WHOLES
 from grpo_lab.analysis.diagnosis.rules import (
-    ENDS,
     LEVELS,
     SUSPECTS,
     SYMPTOMS,
@@ -181,7 +180,7 @@ def test_the_tables_name_what_there_is():
         metrics = {symptom.metric, *symptom.steady, symptom.where.get("metric", "")} - {""}
         assert metrics <= METRICS.keys(), name
         assert symptom.when in (*PLACES, *WHOLES) and symptom.since in ("", *UNITS), name
-        assert symptom.state in ("", *STATES, ENDS) and symptom.of in ("", *UNITS, *METRICS), name
+        assert symptom.state in ("", *STATES, "ends") and symptom.of in ("", *UNITS, *METRICS), name
         assert symptom.objective in ("", "lowest") and symptom.function in ("", "any"), name
         assert any((symptom.state, symptom.like, symptom.crash)) or {symptom.over, symptom.under} != {None}, name
     for name, suspect in SUSPECTS.items():
@@ -382,13 +381,14 @@ def test_a_reward_that_falls_a_little_is_not_called_without_a_trend():
 def test_a_flat_reward_of_twenty_steps_is_never_nothing_wrong():
     flat = pd.DataFrame({"reward": NOISY, "kl": [0.005] * 20, "loss": [0.01] * 20, "grad_norm": [0.5] * 20})
     assert diagnose(flat).verdict == "learned-nothing"
-    assert diagnose(flat[:15]).verdict == "learned-nothing", "its noise hides no rise"
-    for rough in (flat[:11], flat[:15].assign(reward=[0.3 + 0.2 * (-1) ** step for step in range(15)])):
+    for rough in (flat[:11], flat[:19], flat[:15].assign(reward=[0.3 + 0.2 * (-1) ** step for step in range(15)])):
         short = diagnose(rough)
         assert short.verdict == NOT_ENOUGH and [lacks.key for lacks in short.lacking] == ["no_trend"]
         assert diagnose(rough.assign(kl=3e-4)).verdict == "hardly-moved"
         assert diagnose(rough.assign(kl=0.0)).verdict != "hardly-moved", "the reference is the policy"
         assert diagnose(rough.assign(kl=[6e-5 * step for step in range(len(rough))])).verdict == NOT_ENOUGH, "it begins"
+    lengths = {length: diagnose(flat.assign(**{"completions/mean_length": length})).verdict for length in (4.0, 256.0)}
+    assert lengths == {4.0: "learned-nothing", 256.0: "at-the-limit"}, "answers of four tokens have one length"
     moved = flat.loc[flat.index.repeat(2)].reset_index(drop=True).assign(kl=[0.01 * step for step in range(40)])
     assert diagnose(moved).verdict == "reward-unmoved"
     assert diagnose(moved[:20]).verdict == NOT_ENOUGH

@@ -83,8 +83,8 @@ def _diagnosed(log: Log) -> Diagnosis:
     shown = {name for name, sighting in seen.items() if isinstance(sighting, rules.Evidence)}
     broken = ", ".join(name for name, curve in log.metrics.items() if len(curve) and not math.isfinite(curve.iloc[-1]))
     reward = measures(log.metrics, "reward")
-    about = {"kind": None, **reward, "crash": repr(log.crash), "broken": broken}
-    known = {"steps": reward["count"] or len(log.steps), **about}
+    known = {"kind": None, **reward, "crash": repr(log.crash), "broken": broken}
+    known["steps"] = reward["count"] or len(log.steps)
     rows = [(key, {**known, **rule}) for key, rule in rules.tables("story")["lacking"].items()]
     for values in (values for _, values in rows if "metrics" in values):
         values["metrics"] = ", ".join(name for name in values["metrics"].split(", ") if name not in log.metrics)
@@ -93,8 +93,7 @@ def _diagnosed(log: Log) -> Diagnosis:
 
 
 def _detected(cause: rules.Cause, seen: rules.Sightings, log: Log) -> rules.DetectedCause:
-    suspects = cause.suspected(seen, log.source)
-    evidence = cause.evidence(seen)
+    suspects, evidence = cause.suspected(seen, log.source), cause.evidence(seen)
     remedies = rules.advised(cause, suspects, log)
     return rules.DetectedCause(cause, evidence[0].step, evidence, suspects=suspects, remedies=remedies)
 

@@ -49,12 +49,6 @@ def trend(values: Curve) -> float:
     return slope / error if error > 0 else math.copysign(math.inf, slope)
 
 
-def unrest(values: Curve) -> float:
-    """The magnitude of the trend; infinite for a curve so short that its noise may hide a change by a fifth."""
-    hidden = 3 * noise(values) * math.sqrt(12 / len(values)) > 0.2 * float(np.abs(values).max())
-    return math.inf if hidden and len(values) < _LIMITS["enough"] else abs(trend(values))
-
-
 class Course(NamedTuple):
     """The course of one curve: its levels, and the places where it changed; data/diagnosis/story.toml explains them."""
 
@@ -105,6 +99,15 @@ def change_points(values: Curve, deviation: float) -> list[int]:
     return sorted(found)
 
 
+def level_change(values: Curve) -> tuple[float, int]:
+    """The most standard errors by which the ranks before a place, four at least, differ from their mean; the place."""
+    size, before = len(values), np.arange(4, len(values) - 3)
+    ranks = np.unique(values, return_inverse=True)[1]
+    sums = np.cumsum(ranks - ranks.mean())[before - 1]
+    errors = np.abs(sums) / np.sqrt(before * (size - before) / (size - 1) * max(float(ranks.var()), 1e-12))
+    return float(np.max(errors, initial=0)), int(before[np.argmax(errors)]) if len(before) else 0
+
+
 def course(values: Curve) -> Course | None:
     """The course of finite values; None for less than six of them."""
     if len(values) < 6:
@@ -116,7 +119,8 @@ def course(values: Curve) -> Course | None:
     bends = values[:-2] - 2 * values[1:-1] + values[2:]  # about straight lines: a steep course is no noise
     deviation = float(np.mean(np.abs(bends))) * math.sqrt(math.pi / 12)
     hits = values != np.median(values)
-    if hits.mean() < _LIMITS["rare"] and np.count_nonzero(np.diff(hits)) >= hits.sum():  # lone hits are no level
+    lone = hits.mean() < _LIMITS["rare"] and np.count_nonzero(np.diff(hits)) >= hits.sum()
+    if lone:  # they are no level
         deviation = float(values.std())
     rest = values[1:]
     if abs(float(values[0] - rest.mean())) > _LIMITS["jump"] * float(rest.std()):  # the first value alone differs
@@ -142,16 +146,18 @@ def course(values: Curve) -> Course | None:
     dip_at = int(np.argmax(depth))
     early, late = values[: size // 2], values[-(size // 2) :]
     apart = size >= _LIMITS["apart"] and (np.max(early) < np.min(late) or np.max(late) < np.min(early))
-    rising = abs(trend(values)) > _LIMITS["trend"]
+    (change, place), slope = level_change(values), abs(trend(values))
+    moved = slope > _LIMITS["trend"] or (change > _LIMITS["level"] and not lone)
     if lost > max(sure, 0.1 * abs(top)) and (gained <= sure or lost > 0.5 * gained) and for_good and not slow:
         kind = "fell"
     elif depth[dip_at] > max(1.5 * sure, 0.4 * abs(float(level[dip_at] + depth[dip_at]))):
         kind = "dipped"
-    elif not apart and abs(last - first) <= (least if rising else sure):
+    elif not apart and abs(last - first) <= (least if moved else sure):
         kind = "flat"
     else:
-        if rising and abs(last - first) <= sure:  # no level of few rows shows it
-            first, last = float(values[: size // 3].mean()), float(values[-(size // 3) :].mean())
+        if abs(last - first) <= sure:  # no level of few rows shows it
+            before, after = (size // 3, -(size // 3)) if slope > change else (place, place)
+            first, last = float(values[:before].mean()), float(values[after:].mean())
         kind = "rose" if last > first else "declined"
     fell_at, dip, high = min(still_high + 1, size - 1), float(level[dip_at]), len(high_at)
     return Course(kind, first, last, top, top_at, fell_at, high, dip, dip_at, sure, rows)
@@ -266,7 +272,7 @@ STATES: dict[str, Callable[[Curve], Mask]] = {
     "outlier": outlier,
     "breaks": breaks,
     "fell": fell,
-    "moves": lambda values: at(0, values, getattr(course(finite(values)), "kind", "") in ("fell", "rose")),
+    "moves": lambda values: at(0, values, getattr(course(finite(values)), "kind", "flat") != "flat"),
     "stops": stops,
     "below first": lambda values: at(1, values, len(values) > 1 and bool(np.max(values[1:]) < values[0])),
     "vanishes": vanishes,
@@ -327,6 +333,5 @@ WHOLES: dict[str, Callable[[Curve], float]] = {
     "late mean": lambda values: float(np.mean(values[len(values) // 2 :])),
     "end": lambda values: float(np.mean(values[-max(2, len(values) // 10) :])),
     "trend": trend,
-    "unrest": unrest,
 }
 """For each `when` of a symptom that looks at the whole curve, the number that its limits are compared with."""

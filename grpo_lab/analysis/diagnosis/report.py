@@ -280,8 +280,7 @@ class Diagnosis:
         """
         return self._rendered("diagnosis.txt", name=name).removesuffix("\n")
 
-    def __str__(self) -> str:
-        return self.text()
+    __str__ = text
 
     def _repr_html_(self) -> str:
         """The diagnosis for a notebook, in the user's language; the whole text folds out."""
@@ -392,11 +391,6 @@ def _tree_of(finding: rules.DetectedCause, log: Log) -> dict[str, Any]:
     }
 
 
-NOT_COMPARED = {"learning_rate", *OF_THE_MACHINE}
-PLACES = {"output_dir", "logging_dir", "run_name", "run.name", "trainer.experiment_name"}
-"""Settings that name the run."""
-
-
 class Level(NamedTuple):
     """One curve in three numbers: its beginning, the median of its second half, and its largest magnitude."""
 
@@ -426,14 +420,15 @@ class Comparison:
     def settings(self) -> dict[str, tuple[Any, Any]]:
         """The settings that both logs have and that differ."""
         one, two = self.first.log.settings, self.second.log.settings
-        both = [name for name in one if name in two and name not in PLACES]
+        of_the_run = {"output_dir", "logging_dir", "run_name", "run.name", "trainer.experiment_name"}
+        both = [name for name in one if name in two and name not in of_the_run]
         return {name: (one[name], two[name]) for name in both if str(one[name]) != str(two[name])}
 
     @property
     def levels(self) -> dict[str, tuple[Level, Level]]:
         """Each metric that both logs have, in three numbers a run."""
         one, two = self.first.log.metrics, self.second.log.metrics
-        both = [name for name in one if name in two and name not in NOT_COMPARED]
+        both = [name for name in one if name in two and name not in ("learning_rate", *OF_THE_MACHINE)]
         return {name: (Level.of(one[name].to_numpy(float)), Level.of(two[name].to_numpy(float))) for name in both}
 
     @property

@@ -93,9 +93,6 @@ class Unknown:
 Sighting = Evidence | Unknown | None
 """None: the log would show the symptom, and does not."""
 
-ENDS = "ends"
-"""The state of a curve that is logged no more while others are."""
-
 
 @dataclass(frozen=True)
 class Symptom:
@@ -142,7 +139,7 @@ class Symptom:
             series = min(of_each, key=lambda curve: curve.median(), default=None)
         if series is None or not len(series):
             return None if self.objective else Unknown(self.metric, fact("not_logged"))
-        return self._end(log, series) if self.state == ENDS else self._of_curve(log, series)
+        return self._end(log, series) if self.state == "ends" else self._of_curve(log, series)
 
     def _end(self, log: Log, series: pd.Series) -> Sighting:
         """The first row of training after the last value of a curve, if four follow, and three times its widest gap."""
@@ -206,7 +203,7 @@ class Symptom:
         unit = curves.UNITS[self.of](kept) if self.of in curves.UNITS and len(kept) else 1.0
         measured = values - curves.UNITS[self.since](kept) if self.since and len(kept) else values
         if self.state:
-            mask = curves.STATES[self.state](measured)
+            mask = curves.STATES[self.state](measured) & ~(measured < self.least)
         elif self.of in METRICS:
             other = log.metrics[self.of].reindex(steps).to_numpy(np.float64)
             mask = self.compare(measured, other) & (curves.quotient_spread(measured, other) <= self.constant)
@@ -223,8 +220,8 @@ class Symptom:
         if len(kept) < self.steps:
             return None
         whole = np.array([curves.WHOLES[self.when](kept)])
-        shown = self.compare(whole, 1.0 if self.when in ("trend", "unrest") else unit).any()
-        return (curves.first_true(mask) or 0) if shown else None
+        shown = self.compare(whole, unit).any()
+        return (0 if self.when == "trend" else curves.first_true(mask) or 0) if shown else None
 
     def compare(self, values: Curve, unit: Curve | float = 1.0) -> curves.Mask:
         """Where values, of shape (steps,), are over or under the bound times the unit. NaN is neither.

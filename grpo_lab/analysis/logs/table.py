@@ -570,14 +570,16 @@ def _falls(column: pd.Series, slack: int) -> Iterator[int]:
     A run that was resumed goes back a little, and repeats some values; a row out of order is followed by the next.
     """
     values, rows, first = column.to_numpy(), column.index.to_numpy(), 0
-    places = np.flatnonzero(values[1:] < values[:-1]) + 1
-    disordered = 3 * len(places) > len(values) or len(places) > _LIMITS["too_many"]
-    for place in () if disordered else places:
+    falls, again = values[1:] < values[:-1], values[1:] == values[:-1]
+    disordered = 3 * falls.sum() > len(values) or falls.sum() > _LIMITS["too_many"]
+    if falls.any() and (values[1:][again] == values.min()).all():  # a run of one row is followed by the next
+        falls |= again
+    for place in () if disordered else np.flatnonzero(falls) + 1:
         before, after = values[first:place], values[place:]
         pace = float(np.median(np.diff(before))) if len(before) > 1 else 0.0
         ahead = after[1] - after[0] if len(after) > 1 else 0.0
         if len(after) == 1:
-            alone = before.max() - after[0] < _LIMITS["far"] * pace
+            alone = before.max() - after[0] < _LIMITS["far"] * pace and (first == 0 or after[0] > before[0])
         else:
             alone = before.max() < after[1] <= before.max() + pace
         if ahead >= 0 and after[0] <= max(before[0], slack * max(pace, ahead)) and not alone:
