@@ -227,7 +227,7 @@ def test_a_click_on_a_cell_opens_it_and_a_second_one_closes_it(crashed, tmp_path
     (cut, high), (rest, _) = panel.figure.sizes
     x, y = panel.figure._axes["strip"].transData.transform((-0.2, list(strip.ROWS).index("gradients")))
     click = {"half": "chain", "x": (x - cut) / rest, "y": 1 - y / high}
-    shown = panel._controls._anatomy
+    shown = panel._controls.anatomy
     panel._controls.browser.clicked = {**click, "n": 1}
     assert "loss.backward()" in shown.value and "of 834,560" in shown.value
     assert _outlined(panel) == [(-0.25, list(strip.ROWS).index("gradients") - 0.5, 0.25, 1)]

@@ -20,7 +20,6 @@ from grpo_lab.runs.outcome import outcome
 from grpo_lab.runs.summary import summary
 from grpo_lab.ui import html
 from grpo_lab.ui.live_terminal import sparkline
-from grpo_lab.ui.notebook.predictions import Verdict
 from grpo_lab.ui.notebook_mode import headless, without_answers
 
 _GIVEN = ("prediction", "text")
@@ -119,11 +118,6 @@ def _told(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
     """The wrong findings and the right ones as they are shown: folded, and in the language of the panel."""
     told = [translation.in_language(found, language()) for found in folded(findings)]
     return [found for found in told if not found.right], [found for found in told if found.right]
-
-
-def verdict(found: Verdict) -> None:
-    """Show a prediction beside the outcome."""
-    show(str(found), html.fill("verdict", [line.strip() for line in str(found).split("\n")]))
 
 
 def _word(exercise: Exercise, found: Finding) -> str:

@@ -113,7 +113,8 @@ class Lab:
     def show_verdicts(self, *_: Any) -> None:
         """Show the verdicts that are due on predictions; a notebook calls it after each cell."""
         for verdict in self._predictions.verdicts():
-            feedback_view.verdict(verdict)
+            lines = [line.strip() for line in str(verdict).split("\n")]
+            feedback_view.show(str(verdict), html.fill("verdict", lines))
 
     def points(self, name: str) -> float:
         """The points of an answer when its cell last ran here, otherwise 0.0. nbgrader's cells end with it.

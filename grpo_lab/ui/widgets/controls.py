@@ -94,7 +94,7 @@ class Timeline:
         layout = {"flex": "1 1 200px", "min_width": "160px"}
         words = {"description": text("panel.time"), "tooltip": text("panel.time_help")}
         self.slider = ipywidgets.IntSlider(0, 0, 0, layout=layout, style=style, **words).add_class("grpo-lab-time")
-        parts.by_user(self.slider, muted, self._by_hand)
+        parts.by_user(self.slider, muted, self.move)
         play = {"tooltip": text("panel.play_help")}
         self._button = parts.button("play", "", lambda: self.pause() if self.playing else self.play(), **play)
         speeds = [(text("panel.steps_a_second", speed=f"{speed:g}"), speed) for speed in SPEEDS]
@@ -127,8 +127,9 @@ class Timeline:
         return self.history.screen(None if self.live else self.position)
 
     def move(self, position: int) -> None:
-        """Show the first `position` steps; with the last step also the events after it."""
+        """Stop playing, and show the first `position` steps; with the last step also the events after it."""
         with self._lock:
+            self._set_playing(False)
             self._exact = float(min(max(0, position), self.length))
             self._place()
         self._moved()
@@ -171,10 +172,6 @@ class Timeline:
             self.slider.max = self.length
             self.slider.value = self.position
 
-    def _by_hand(self, position: int) -> None:
-        self.pause()
-        self.move(position)
-
 
 class Slider(NamedTuple):
     """One setting: its path in the config and its slider's range. The number box takes any valid value."""
@@ -192,10 +189,6 @@ class Slider(NamedTuple):
         section, *rest = self.path.split(".")
         owner = GUARDS[rest[0]] if section == "guards" else SECTIONS[section]
         return settings_of(owner)[rest[-1]]
-
-    def help(self) -> str:
-        """The setting's help in the panel's language."""
-        return spoken(self.setting.help)
 
     def of(self, config: Config) -> Any:
         """The setting's value in a config; the default of a guard that is off."""
@@ -217,7 +210,7 @@ class SliderRow:
         self._changed, self._muted = changed, muted
         self.inputs = _choices(name, self.slider) if self.slider.kind == "menu" else _slider_and_box(name, self.slider)
         for each in self.inputs:
-            each.tooltip = self.slider.help()
+            each.tooltip = spoken(self.slider.setting.help)
             parts.by_user(each, muted, self._moved)
         key = "live" if self.slider.path.partition(".")[0] in LIVE_SECTIONS else "next"
         when = parts.words("when", text(f"panel.{key}"))
@@ -494,7 +487,7 @@ class Controls:
         self.name = ipywidgets.Text(value="A", layout={"width": "220px"}, description=text("panel.name"), style=STYLE)
         self._about, self._kept, self._broken = parts.words("about"), parts.words("kept"), ipywidgets.HTML()
         self._status, self._samples, self._acted = map(parts.words, ("status", "samples", "guards"))
-        self._table, self._anatomy, self._answers = map(parts.words, ("table", "opened", "answers"))
+        self._table, self.anatomy, self._answers = map(parts.words, ("table", "opened", "answers"))
         self._banner = parts.box("banner", [self._broken, self._button("healthy", "healthy")], ipywidgets.VBox)
         self._banner.layout.display = "none"
         # The style sheet has the shapes of the pictures, so that nothing moves when the first frames come.
@@ -507,7 +500,7 @@ class Controls:
         rows = [
             *(style, parts.box("bar", [*self._buttons.values(), self._pace]), self._status),
             *(parts.box("figure", [self.curves, self.chain]), self.timeline.widget, self._answers),
-            *(self._anatomy, self.microscope.widget, parts.box("columns", [tabs, below]), self.browser),
+            *(self.anatomy, self.microscope.widget, parts.box("columns", [tabs, below]), self.browser),
         ]
         self.widget = parts.box("panel", rows, ipywidgets.VBox)
 
@@ -544,10 +537,6 @@ class Controls:
         self._kept.value = escape(text("panel.kept", names=", ".join(names))) if names else ""
         free = (letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in names)
         self.name.value = next(free, "Z")
-
-    def show_anatomy(self, words: str) -> None:
-        """Show the anatomy of a cell below the figure; nothing closes it."""
-        self._anatomy.value = words
 
     def show_words(self, screen: Screen, paused: bool, own: str, note: str, kept: Mapping[str, Screen]) -> None:
         """Update status, banner, samples, guards that acted and, where it is open, the table."""
@@ -594,7 +583,7 @@ class Controls:
         return parts.button(name, text(f"panel.{name}"), lambda: self._call(method, *values()), **looks)
 
     def _slide(self, name: str, override: str) -> None:
-        self._about.value = html.fill("prose", text(f"setting.{name}"), SLIDERS[name].help())
+        self._about.value = html.fill("prose", text(f"setting.{name}"), spoken(SLIDERS[name].setting.help))
         self._call("set", override)
 
 

@@ -135,7 +135,6 @@ class Lecture:
     def move(self, steps: int) -> None:
         """Move forward by so many steps; a negative number moves back. Tokens that are open follow."""
         timeline = self.panel.timeline
-        timeline.pause()
         timeline.move(timeline.position + steps)
         step = timeline.screen().step
         if self.panel.tokens_open and not timeline.live and step >= 0:

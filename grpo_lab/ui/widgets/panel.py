@@ -385,7 +385,6 @@ class Panel:
         """Train one step and pause; begin a run if there is none. Of a finished run, show one step more."""
         timeline = self.timeline
         if timeline.length:
-            timeline.pause()
             timeline.move(timeline.position + 1)
             return
         self.start()
@@ -492,14 +491,14 @@ class Panel:
         same, a second click closes it. Raises RunError for an unknown link, and where the step did not get so far.
         """
         view = AnatomyView(anatomy(self.timeline.history.events, link, step, update))
-        self._controls.show_anatomy(view._repr_html_())
+        self._controls.anatomy.value = view._repr_html_()
         self.figure.opened_cell = link, view.anatomy.step, update
         self.refresh()
         return view
 
     def _close_anatomy(self) -> None:
         self.figure.opened_cell = None
-        self._controls.show_anatomy("")
+        self._controls.anatomy.value = ""
 
     def _open_cell(self, click: Mapping[str, Any]) -> None:
         screen, _, whole = self.screens()
