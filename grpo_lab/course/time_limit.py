@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from grpo_lab.config import user_code
 from grpo_lab.errors import NotYet
+from grpo_lab.runs.commands import handled
 
 AGAIN = 1.0
 """Seconds between two interrupts, for code that catches the first one."""
@@ -38,8 +39,10 @@ def time_limit(seconds: float, file: str) -> Iterator[None]:
             wait = AGAIN
 
     threading.Thread(target=interrupt, name="time limit of an answer", daemon=True).start()
+    before = signal.getsignal(signal.SIGINT)  # None where it is not Python's; a shell's background process ignores it
+    heeded = before is None or callable(before)
     try:
-        with _interruptible():
+        with handled({} if heeded else {signal.SIGINT: signal.default_int_handler}):
             try:
                 yield
             finally:
@@ -51,20 +54,6 @@ def time_limit(seconds: float, file: str) -> Iterator[None]:
         where = user_code.said(error, file).partition(" ")[2]
         text = "it was stopped after {}: does a loop never end? A right answer takes less than a second"
         raise NotYet(text, f"{seconds:g} s {where}".rstrip()) from None
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGINT raise KeyboardInterrupt, also where it is ignored: a shell lets its background processes do so."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is None or callable(before):  # None: the handler is not Python's
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _interrupt_main() -> None:

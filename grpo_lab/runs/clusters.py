@@ -12,15 +12,14 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from grpo_lab.errors import ConfigError, RunError, check_known
-from grpo_lab.runs.commands import signals
+from grpo_lab.runs.commands import handled, signals
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
@@ -72,7 +71,8 @@ def connect(backend: str, address: str, jobs: int) -> Cluster | None:
     if address and backend == "local":
         raise ConfigError(f"--scheduler {address} belongs to --backend dask or ray")
     try:
-        with _without_ctrl_c():
+        # Processes that start here ignore Ctrl-C, which reaches all of a terminal: it is for the command.
+        with handled({signal.SIGINT: signal.SIG_IGN}):
             return CLUSTERS[backend](address, jobs)
     except ImportError as error:
         raise ConfigError(f"--backend {backend} is not installed: pip install 'grpo-lab[{backend}]'") from error
@@ -176,16 +176,3 @@ def package_digest() -> str:
     for path in sorted(package.rglob("*.py")):
         found.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
     return found.hexdigest()
-
-
-@contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """Let processes that start in the block ignore Ctrl-C, which reaches all of a terminal: it is for the command."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

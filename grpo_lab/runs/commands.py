@@ -7,7 +7,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,9 +81,6 @@ def signals(stop: Callable[[], None], stopping: threading.Event) -> Iterator[Non
     run's child process too, which has had the command to stop by then, and some send SIGHUP right after it: neither may
     cost the weights.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came: dict[int, float] = {}
 
     def handle(number: int, frame: Any) -> None:
@@ -97,11 +94,21 @@ def signals(stop: Callable[[], None], stopping: threading.Event) -> Iterator[Non
             stop()
 
     heeded = [signal.SIGINT, *(number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL)]
-    before = {number: signal.signal(number, handle) for number in heeded}
+    try:
+        with handled(dict.fromkeys(heeded, handle)):
+            yield
+    finally:
+        if ending := [number for number in came if number in ENDING]:
+            raise SystemExit(128 + ending[0])
+
+
+@contextmanager
+def handled(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """Let these handlers take their signals in the block; only in the main thread, which alone can set handlers."""
+    in_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items() if in_main}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if ending := [number for number in came if number in ENDING]:
-            raise SystemExit(128 + ending[0])
