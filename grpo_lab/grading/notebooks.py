@@ -226,7 +226,7 @@ def _answers(page: LabPage, cells: Sequence[NotebookCell]) -> tuple[dict[str, st
     for cell in cells:
         by_id[cell.identity].append(cell)
         if cell.kind == "code":
-            by_name[_asked_by(cell.source)].append(cell)
+            by_name[_parted(cell.source)[0]].append(cell)
     sources, notes, undecided = {}, {}, set()
     for name in page.exercises:
         try:
@@ -270,7 +270,7 @@ def _candidates(cells: Sequence[NotebookCell]) -> list[NotebookCell]:
 
 def _waits(cell: NotebookCell) -> bool:
     """Whether a cell is empty or holds a stub; one over the limit is refused later, and not searched."""
-    body = _body(cell.source)
+    _, body = _parted(cell.source)
     return not body.strip() or (len(body) <= MAX_SOURCE and answers.stub_line(body) is not None)
 
 
@@ -282,7 +282,7 @@ def _source(name: str, cell: NotebookCell) -> str:
     """The text of the answer's file. Raises Refused for a cell that holds no answer."""
     if cell.kind != "code":
         raise Refused("its cell is of type {}; make it a code cell again", cell.kind)
-    asked = _asked_by(cell.source)
+    asked, body = _parted(cell.source)
     if asked and asked != name:
         raise Refused("its cell answers another exercise; its first line must be `%%{} {}`", answers.MAGIC, name)
     if not asked and _MAGIC.search(cell.source):
@@ -291,7 +291,6 @@ def _source(name: str, cell: NotebookCell) -> str:
         raise Refused("its cell holds a character that is not allowed in a text; type the answer anew")
     if len(cell.source.encode()) > MAX_SOURCE:
         raise Refused("its cell holds more than {:,} bytes; shorten it", MAX_SOURCE)
-    body = _body(cell.source)
     if not body.strip():
         raise Refused("its cell is empty")
     text = answers.file_text(name, body) if asked else body.rstrip() + "\n"
@@ -300,12 +299,7 @@ def _source(name: str, cell: NotebookCell) -> str:
     return text
 
 
-def _asked_by(source: str) -> str:
+def _parted(source: str) -> tuple[str, str]:
+    """The exercise that the magic of an answer names, and the lines below it; "" and all lines where there is none."""
     found = _ASKS.match(source)
-    return found[1] if found else ""
-
-
-def _body(source: str) -> str:
-    """The lines below the magic of an answer; all where there is none."""
-    found = _ASKS.match(source)
-    return source[found.end() :] if found else source
+    return (found[1], source[found.end() :]) if found else ("", source)

@@ -50,7 +50,7 @@ class Overview(NamedTuple):
 
 def of_class(results: Sequence[Result]) -> Overview:
     """The students who handed something in, and the labs of which a notebook was handed in."""
-    results = _graded(results)
+    results = [each for each in results if not each.left_out]  # a file of no lab stays, for a person to look at
     of: dict[str, list[Result]] = defaultdict(list)
     for result in sorted(results, key=lambda result: result.lab):
         of[result.student].append(result)
@@ -89,7 +89,7 @@ def by_student(overview: Overview) -> str:
 
 def by_exercise(results: Sequence[Result]) -> str:
     """grades.csv: a column `<lab>/<exercise>` for each exercise has its points, or the status that explains why not."""
-    results = _graded(results)
+    results = [each for each in results if not each.left_out]
     exercises = list(dict.fromkeys((result.lab, mark.exercise) for result in results for mark in result.marks))
     about = ["student", "lab", "file", "attempt", "tier", "score", "max_score"]
     about += ["to_mark", "not_graded", "problem", "warnings"]
@@ -121,11 +121,6 @@ def table(rows: Iterable[Sequence[str | float]]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([[cell(each) if isinstance(each, str) else each for each in row] for row in rows])
     return text.getvalue()
-
-
-def _graded(results: Sequence[Result]) -> list[Result]:
-    """The results without those of labs that the rules leave out. A file of no lab stays, for a person to look at."""
-    return [each for each in results if not each.left_out]
 
 
 def _most(result: Result, results: Sequence[Result]) -> float:
