@@ -19,18 +19,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.matrix import MARGIN, mean_gain
-from grpo_lab.analysis.matrix import (
-    HEALTHY,
-    HELD_OUT,
-    Cell,
-    Journal,
-    Measurement,
-    Pool,
-    cells,
-    rows,
-    run_all,
-    settings_of_guards,
-)
+from grpo_lab.analysis.matrix import HEALTHY, HELD_OUT, Cell, Journal, Measurement, Pool, cells, rows, run_all
+from grpo_lab.config.catalog import guards_named
 from grpo_lab.config.catalog import scenario as scenario_of
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import console
@@ -144,7 +134,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/derive"),
 ) -> None:
     """Find the set by backward elimination, and print it."""
-    names, lessons, settings = rows(scenario or ()), rows(learn) if learn else [], settings_of_guards()
+    names, lessons, settings = rows(scenario or ()), rows(learn) if learn else [], guards_named(",".join(GUARDS))
     pool, journal = Pool(limit), Journal(out / "cells.jsonl")
 
     def finished(wanted: Sequence[Cell]) -> list[Measurement]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -64,16 +65,8 @@ Gradients = Sequence[Tensor | None]
 
 def add(gradients: Sequence[Gradients]) -> Gradients:
     """The sum of the objectives' gradients. One objective's pass as they are."""
-    total = gradients[0]
-    for others in gradients[1:]:
-        total = [_sum(mine, other) for mine, other in zip(total, others, strict=True)]
-    return total
-
-
-def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return first + second
+    there = [[each for each in of_one if each is not None] for of_one in zip(*gradients, strict=True)]
+    return [functools.reduce(torch.add, found) if found else None for found in there]
 
 
 def project_conflicting(gradients: Sequence[Gradients]) -> Gradients:

@@ -72,12 +72,6 @@ class Cell:
         return hashlib.sha256(json.dumps(encodable(parts), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def settings_of_guards() -> dict[str, dict]:
-    """Every registered guard with the settings that preset `stable` gives it, or else its defaults."""
-    stable = preset(STABLE).guards
-    return {name: dict(stable.get(name, {})) for name in GUARDS}
-
-
 def columns(guards: Sequence[str] = ()) -> dict[str, Switches]:
     """The columns: no guard, each alone, the reported guards, `stable`, and `stable` without each of its own.
 

@@ -11,7 +11,7 @@ import numpy as np
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.errors import GrpoLabError, Sentence
-from grpo_lab.events import Changed, Crash, Ended, Evaluated, Event, Forked, Resumed, Started, Stepped
+from grpo_lab.events import Changed, Ended, Evaluated, Event, Forked, Resumed, Started, Stepped
 from grpo_lab.messages import spoken, text
 from grpo_lab.metrics import LINKS, METRICS, metric, of_objective, of_run
 from grpo_lab.runs.first_break import ChainBreak, by_update, first_break, statuses
@@ -251,7 +251,11 @@ class Fold:
             crash_step = self._last.step + 1 if self._last else 0
         status, message = self._status()
         crash = self._ended.crash if self._ended else None
-        steps, updates = self._statuses(crash_step, crash)
+        steps, updates = dict(self._strip), dict(self._updates)
+        if crash_step is not None and crash and crash.operator == MULTINOMIAL:  # which has no number, but may crash
+            steps[crash_step] = {**steps.get(crash_step, {}), MULTINOMIAL: "broken"}
+            if crash_step in updates:
+                updates[crash_step] = tuple({**row, MULTINOMIAL: "broken"} for row in updates[crash_step])
         crashed = () if crash_step is None else (Mark(crash_step, "crashed", message),)
         return Screen(
             name=self.name,
@@ -338,17 +342,6 @@ class Fold:
         except GrpoLabError:
             return  # a setting of another version: the mark is shown without its effect on the limits
         self._settings.append((event.step, changed))
-
-    def _statuses(
-        self, crash_step: int | None, crash: Crash | None
-    ) -> tuple[dict[int, dict[str, str]], dict[int, tuple[dict[str, str], ...]]]:
-        """The statuses of the links and of torch.multinomial, which has no number but may crash; of each update too."""
-        steps, updates = dict(self._strip), dict(self._updates)
-        if crash_step is not None and crash and crash.operator == MULTINOMIAL:
-            steps[crash_step] = {**steps.get(crash_step, {}), MULTINOMIAL: "broken"}
-            if crash_step in updates:
-                updates[crash_step] = tuple({**row, MULTINOMIAL: "broken"} for row in updates[crash_step])
-        return steps, updates
 
     def _status(self) -> tuple[str, str]:
         """The status of the run in words, and the reason."""

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from grpo_lab import seeds
-from grpo_lab.analysis.matrix import Cell, Fate, Measurement, measure, settings_of_guards
+from grpo_lab.analysis.matrix import Cell, Fate, Measurement, measure
 from grpo_lab.config import user_code
-from grpo_lab.config.catalog import Expectation, scenario
+from grpo_lab.config.catalog import Expectation, preset, scenario
 from grpo_lab.config.schema import Config, Switches
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.course.compare import beside, other_kind, shown
@@ -49,7 +49,7 @@ def guards_of(value: Any) -> Switches:
 
     Raises ConfigError for anything but registered guards: a judge runs no code of the answer.
     """
-    known = settings_of_guards()
+    usual = preset("stable").guards
     named = value if isinstance(value, Mapping) else dict.fromkeys(_texts(value, "guards"))
     for name, settings in named.items():
         if name not in GUARDS:
@@ -57,7 +57,7 @@ def guards_of(value: Any) -> Switches:
         if not isinstance(settings, Mapping | None):
             said = "guards: {}: {}: write a dictionary, as in {'limit': 10}, or None"
             raise ConfigError(said, repr(name), repr(settings))
-    return {name: {**known[name], **(settings or {})} for name, settings in named.items()}
+    return {name: {**usual.get(name, {}), **(settings or {})} for name, settings in named.items()}
 
 
 def overrides_of(value: Any, sections: Sequence[str]) -> tuple[str, ...]:

@@ -37,11 +37,9 @@ class Snapshots:
 
     def _state(self) -> dict[tuple[Tensor, str], Tensor]:
         """Weights and moments as they are now, each by its parameter and name."""
-        states = self._optimizer.state.items()
+        states = self._optimizer.state.items()  # other optimizers keep other values than tensors, too
         moments = {(p, name): value for p, state in states for name, value in state.items()}
-        kept = {
-            key: value for key, value in moments.items() if isinstance(value, Tensor)
-        }  # others: of other optimizers
+        kept = {key: value for key, value in moments.items() if isinstance(value, Tensor)}
         return {(parameter, "weight"): parameter for parameter in self._parameters} | kept
 
     def due(self, step: int) -> bool:
