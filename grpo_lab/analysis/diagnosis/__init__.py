@@ -45,7 +45,10 @@ def diagnose(
         found = [*map(_diagnosed, logs.read_runs(source, metrics))]
         place, last = len(found) - 1, found[-1].log
         if len(last.steps) < rules.tables("story")["lacking"]["few_steps"]["least"] and not last.crash:
-            longer = [at for at, each in enumerate(found) if len(each.log.steps) >= 3 * len(last.steps)]
+            alike = [
+                at for at, each in enumerate(found) if "reward" in each.log.metrics or "reward" not in last.metrics
+            ]
+            longer = [at for at in alike if len(found[at].log.steps) >= 3 * len(last.steps)]
             place = longer[-1] if longer else place
         return replace(found.pop(place), earlier=tuple(found), number=place + 1)
     if isinstance(source, pd.DataFrame):

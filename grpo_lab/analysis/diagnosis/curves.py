@@ -49,6 +49,12 @@ def trend(values: Curve) -> float:
     return slope / error if error > 0 else math.copysign(math.inf, slope)
 
 
+def unrest(values: Curve) -> float:
+    """The magnitude of the trend; infinite for a curve so short that its noise may hide a change by a fifth."""
+    hidden = 3 * noise(values) * math.sqrt(12 / len(values)) > 0.2 * float(np.abs(values).max())
+    return math.inf if hidden and len(values) < _LIMITS["enough"] else abs(trend(values))
+
+
 class Course(NamedTuple):
     """The course of one curve: its levels, and the places where it changed; data/diagnosis/story.toml explains them."""
 
@@ -333,5 +339,6 @@ WHOLES: dict[str, Callable[[Curve], float]] = {
     "late mean": lambda values: float(np.mean(values[len(values) // 2 :])),
     "end": lambda values: float(np.mean(values[-max(2, len(values) // 10) :])),
     "trend": trend,
+    "unrest": unrest,
 }
 """For each `when` of a symptom that looks at the whole curve, the number that its limits are compared with."""

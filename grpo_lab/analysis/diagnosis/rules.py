@@ -183,7 +183,8 @@ class Symptom:
         steps, values = series.index.to_numpy(), series.to_numpy(np.float64)
         alone = len(steps) == 1 or self.when == "first update"  # TRL and verl count from 1
         if self.when in ("first", "first update", "nearly always") and (log.begins_late or (alone and steps[0] > 1)):
-            return Unknown(self.metric, fact("begins_at", step=int(steps[0])))
+            missing = fact("begins_at", step=int(steps[0])) if steps[0] > 1 else fact("beginning_missing")
+            return Unknown(self.metric, missing)
         if self.when in ("first", "first update") and log.updates_a_row > 1:
             return Unknown(self.metric, fact("mean_of_updates", updates=log.updates_a_row))
         place = self._place(log, steps, values)
@@ -221,7 +222,9 @@ class Symptom:
             return None
         whole = np.array([curves.WHOLES[self.when](kept)])
         shown = self.compare(whole, unit).any()
-        return (0 if self.when == "trend" else curves.first_true(mask) or 0) if shown else None
+        lasting = mask & (np.cumsum(mask[::-1])[::-1] >= 0.75 * np.arange(len(mask), 0, -1))
+        place = curves.first_true(lasting) if lasting.any() else curves.first_true(mask)
+        return (0 if self.when in ("trend", "unrest") else place or 0) if shown else None
 
     def compare(self, values: Curve, unit: Curve | float = 1.0) -> curves.Mask:
         """Where values, of shape (steps,), are over or under the bound times the unit. NaN is neither.

@@ -217,10 +217,11 @@ def read_table(text: Text) -> list[Table]:
     found = [pd.concat(each, ignore_index=True) for each in parts.values()]
     if not any(choose(table.columns).keys() & {"reward", HELD_OUT} for table in found):
         found = [_with_results(table) for table in found]
-    found = [table for table in found if choose(table.columns)]
+    found = [table for table in found if measured(table.columns)]
     said = [table for table in found if len(table) >= min(3, max(map(len, found)))]
     kept = [table for table in said if "reward" in choose(table.columns) and len(table) > 5]
-    kept = kept or sorted(said, key=lambda table: (len(table), "reward" in choose(table.columns)))[-1:]
+    of_rewards = [table for table in said if choose(table.columns).keys() & {"reward", HELD_OUT}] or said
+    kept = kept or sorted(of_rewards, key=lambda table: (len(table), "reward" in choose(table.columns)))[-1:]
     main = max(kept, key=lambda table: (bool(_steps(table)), len(choose(table.columns))), default=pd.DataFrame())
     of_runs = [bool(_steps(table)) is bool(_steps(main)) and not _of_one_run(main, table) for table in kept]
     kept = [table for table, of_run in zip(kept, of_runs, strict=True) if of_run]
@@ -250,7 +251,13 @@ def _blocks(said: str) -> list[tuple[list[list[str]], bool]]:
         row = _cells(line.replace("`", ""))
         if "|" not in line and block and len(row) != len(block[0]) == len(line.split()):  # a cell fills its column
             row = line.split()
-        row = [_PATTERNS["range"].sub("", cell) for cell in row]
+        row = [_PATTERNS["first_of"].sub("", cell) for cell in row]
+        steps = [_PATTERNS["range"].sub("", cell) for cell in row]
+        count_at = next((at for at, name in enumerate(block[0]) if counters([name])), 0) if block else 0
+        if not _of_steps(steps):  # elsewhere, a span is no value
+            values = [cell if cell == steps[at] or number_in(cell) is not None else "" for at, cell in enumerate(row)]
+            steps = [*values[:count_at], *steps[count_at : count_at + 1], *values[count_at + 1 :]]
+        row = steps
         row = ["" if _PATTERNS["empty"].fullmatch(cell) else cell for cell in row]
         if block and row[0].isdigit() and len(row) == len(block[0]) + 1:  # pandas numbers the rows
             row = row[1:]

@@ -420,7 +420,9 @@ def log_of(table: Table) -> Log:
     said = often if table.format == "console" else columns  # a console has lines about other things
     left = unread(said, (*chosen.values(), *by_function.values()))
     others = [name for name in columns if name not in chosen.values() and not words_of(name)[1]]
-    broken = [name for name in others if columns[name].isna().mean() > 0.5 and _FINITE.search(words_of(name)[0])]
+    no_number = {name: columns[name].isna().mean() for name in others}
+    broken = [name for name in others if no_number[name] > 0.5 and _FINITE.search(words_of(name)[0])]
+    broken += [name for name in by_function.values() if no_number[name] == 1]
     same = [f"{name} = {each.iloc[0]:g}" for name, each in functions.items() if len(each) > 2 and each.nunique() == 1]
     told += [fact("constant", names=", ".join(same)), fact("nan", names=", ".join(broken))]
     notes = [*table.notes, *(each for each in told if dict(each.values)["names"])]
@@ -546,7 +548,7 @@ def _restarts(table: Table) -> list[int]:
             continue
         column = found.loc[found.index.isin(measured) & np.isfinite(found)]
         if 2 * len(column) >= len(measured) > 0 and column.min() < column.max():
-            falls = _falls(column, 1 if name in steps else 2)
+            falls = _falls(column, 1 if name in steps else 2, table.format != "console")
             return sorted({*falls, *places} if name == "epoch" else falls)
     return sorted(places)
 
@@ -564,15 +566,16 @@ def _counted_through(columns: Mapping[str, pd.Series]) -> Mapping[str, pd.Series
     return columns
 
 
-def _falls(column: pd.Series, slack: int) -> Iterator[int]:
+def _falls(column: pd.Series, slack: int, whole: bool) -> Iterator[int]:
     """Yield the rows at which values that grow start again from about their beginning.
 
     A run that was resumed goes back a little, and repeats some values; a row out of order is followed by the next.
+    Where rows are whole, as in a table, two beginnings are of two runs.
     """
     values, rows, first = column.to_numpy(), column.index.to_numpy(), 0
     falls, again = values[1:] < values[:-1], values[1:] == values[:-1]
     disordered = 3 * falls.sum() > len(values) or falls.sum() > _LIMITS["too_many"]
-    if falls.any() and (values[1:][again] == values.min()).all():  # a run of one row is followed by the next
+    if whole and slack == 1 and falls.any() and (values[1:][again] == values.min()).all():
         falls |= again
     for place in () if disordered else np.flatnonzero(falls) + 1:
         before, after = values[first:place], values[place:]

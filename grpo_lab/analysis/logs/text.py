@@ -114,4 +114,8 @@ def by_rows(text: str, places: Sequence[int]) -> dict[int, str]:
         rows = bisect.bisect(places, start.start())
         if known and (rows not in found or not any(each in known[0] for each in _LIMITS["launchers"])):
             found[rows] = known[0].rstrip(":")
+    heads = [start for start in starts if start[0].startswith("Traceback")]
+    if heads and not found:  # the end is cut off; a title may tell it
+        said = [*_PATTERNS["named"].findall(text), heads[-1][0]]
+        found[bisect.bisect(places, heads[-1].start())] = said[0]
     return found
