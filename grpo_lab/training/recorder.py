@@ -286,18 +286,13 @@ def _reduce(metrics: Iterable[tuple[str, str, int, float]]) -> dict[str, float]:
     reduced = {}
     for name, objectives in by_name.items():
         if name in LARGEST:
-            each = {whose: _largest(itertools.chain(*updates.values())) for whose, updates in objectives.items()}
-            reduced[name] = _largest(each.values())
+            each = {whose: float(np.max([*itertools.chain(*found.values())])) for whose, found in objectives.items()}
+            reduced[name] = float(np.max([*each.values()]))
         else:
             each = {whose: sum(map(sum, updates.values())) / len(updates) for whose, updates in objectives.items()}
             reduced[name] = sum(each.values()) / (1 if name in SUMMED else len(each))
         reduced |= {of_objective(name, objective): value for objective, value in each.items() if objective}
     return reduced
-
-
-def _largest(values: Iterable[float]) -> float:
-    values = list(values)
-    return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 def extremes(value: Tensor) -> list[Number]:

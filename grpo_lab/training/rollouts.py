@@ -133,9 +133,14 @@ def tokenised_again(turn: Batch, tokenizer: Any) -> Batch:
 
 def _tokens(tokenizer: Any, lines: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
     """(B, T) ids of texts, padded on the right, and their mask, 1 = a real token."""
-    rows = [torch.tensor(ids).long() for ids in tokenizer(list(lines), add_special_tokens=False).input_ids]
-    ids, mask = pad_sequence(rows, True, tokenizer.pad_token_id), pad_sequence([*map(torch.ones_like, rows)], True)
-    return ids.to(device), mask.to(device)
+    return padded(tokenizer(list(lines), add_special_tokens=False).input_ids, tokenizer.pad_token_id, device)
+
+
+def padded(rows: Sequence[list[int]], pad: int, device: torch.device, side: str = "right") -> tuple[Tensor, Tensor]:
+    """(N, T) token ids padded on this side, and their mask, 1 = a real token."""
+    ids = [torch.tensor(row).long() for row in rows]
+    real = pad_sequence([*map(torch.ones_like, ids)], True, padding_side=side)
+    return pad_sequence(ids, True, pad, side).to(device, non_blocking=True), real.to(device, non_blocking=True)
 
 
 class NotedEntropies:

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
@@ -91,11 +90,11 @@ class Demonstrations:
     def batch(self, seed: int, step: int, size: int, device: torch.device) -> Batch:
         """The rows of one step, drawn as `Tasks.batch` draws problems: one completion for each prompt."""
         drawn = tasks.drawn(self.rows, seed, step, size)
-        prompt_ids, prompt_mask = _padded([row.prompt for row in drawn], self.pad, device, "left")
-        completions, mask = _padded([row.completion for row in drawn], self.pad, device, "right")
+        prompt_ids, prompt_mask = rollouts.padded([row.prompt for row in drawn], self.pad, device, "left")
+        completions, mask = rollouts.padded([row.completion for row in drawn], self.pad, device)
         unknown = torch.zeros(completions.shape, device=device)
         group = torch.arange(size, device=device)
-        return Batch(prompt_ids, prompt_mask.long(), group, completions, mask, unknown)
+        return Batch(prompt_ids, prompt_mask, group, completions, mask.bool(), unknown)
 
 
 def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
@@ -125,10 +124,3 @@ def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
                 "end, so none is cut: shorten it" + (", or raise sft.max_length" if limit < positions else "")
             )
     return Demonstrations(rows, tokenizer.pad_token_id)
-
-
-def _padded(rows: Sequence[list[int]], pad: int, device: torch.device, side: str) -> tuple[Tensor, Tensor]:
-    """(N, T) token ids padded on this side, and where they are real."""
-    ids = pad_sequence([torch.tensor(row) for row in rows], True, pad, side)
-    mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in rows], True, False, side)
-    return ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
