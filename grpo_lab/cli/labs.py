@@ -24,11 +24,6 @@ Force = Annotated[bool, Option("--force", help="Overwrite files that differ.")]
 Source = Annotated[Path | None, Option(help="Folder of the labs; by default labs/ here, or the package's own.")]
 
 
-@labs_app.callback()
-def labs() -> None:
-    """Generate notebooks from the folders of labs, for learners, instructors and graders."""
-
-
 @labs_app.command(example="labs build --check")
 def build(
     names: Labs = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -245,12 +245,10 @@ def _row_in_words(row: Row) -> str:
     return f"{MARKS[row.status]} {said}"
 
 
-def _labs(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
-    found = []
+def _labs(rows: Iterable[Row]) -> Iterator[tuple[str, list[Row]]]:
     for page, group in itertools.groupby(rows, operator.attrgetter("lab")):
         of_lab = list(group)
         passed = sum(row.status == "passed" for row in of_lab)
         number = page.name.partition("_")[0].lstrip("0") or "0"
         heading = text("progress.lab", title=page.title, passed=passed, all=len(of_lab))
-        found.append((f"{number}. {heading}", of_lab))
-    return found
+        yield f"{number}. {heading}", of_lab

@@ -85,14 +85,15 @@ def draw(
     axes: Axes, screen: Screen, steps: tuple[int, int], names: bool = True, say: Say = str, grouped: bool = False
 ) -> None:
     """Draw the statuses as cells, outline and name the first break, and mark the actions of guards below."""
-    (first, end), each = steps, columns(screen, steps, style.figure_of(axes)[1])
+    (first, end), inches = steps, style.figure_of(axes)[1]
+    each = columns(screen, steps, inches)
     cells, width = grid(screen, first, end, each, grouped)
     colours = ListedColormap(list(style.STATUSES.values()))
     extent = (first - 0.5, first - 0.5 + cells.shape[1] * width / each, len(ROWS) - 1.5, -0.5)
     options: dict[str, Any] = {"cmap": colours, "vmin": 0, "vmax": len(style.STATUSES) - 1, "interpolation": "nearest"}
     axes.imshow(cells, aspect="auto", extent=extent, gid="cells", **options)
     axes.hlines([last + 0.5 for *_, last in BANDS[grouped]], first - 0.5, end - 0.5, color="white", lw=1.5)
-    if _fine(axes, first, end):
+    if _fits(end - first, inches):
         edges = np.arange(each, each * (end - first + 1)) / each + first - 0.5
         axes.vlines(edges, -0.5, len(ROWS) - 1.5, color="white", lw=np.where(np.arange(len(edges)) % each, 0.6, 1.5))
     for gid, (x, y) in points(axes, screen, steps, cells).items():
@@ -116,7 +117,7 @@ def draw(
 def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray) -> Points:
     """The moving points of the strip: crosses on broken cells, where steps are few, and every kind of mark."""
     found: Points = {}
-    if _fine(axes, *steps):
+    if _fits(steps[1] - steps[0], style.figure_of(axes)[1]):
         rows, places = np.nonzero((cells == _CODES["broken"]) | (cells == _CODES["broken later"]))
         each = max(1, round(cells.shape[1] / (steps[1] - steps[0])))
         found["broken"] = ((places + 0.5) / each - 0.5 + steps[0], rows)
@@ -224,10 +225,6 @@ def legend(
     )
     if columns is None:
         figure.text(0.015, box.y1 + (0.18 + raised) / height, say("The chain"), fontsize=style.LARGE, va="center")
-
-
-def _fine(axes: Axes, first: int, end: int) -> bool:
-    return _fits(end - first, style.figure_of(axes)[1])
 
 
 def _fits(count: int, inches: float) -> bool:
