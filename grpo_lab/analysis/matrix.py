@@ -4,7 +4,6 @@ Cells are made in processes that may die. A scenario's own claims are tried here
 stops it, each heal lets it learn, and no decoy helps.
 """
 
-import atexit
 import dataclasses
 import hashlib
 import json
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ from grpo_lab.config.user_code import is_own
 from grpo_lab.errors import GrpoLabError, RunError, check_known
 from grpo_lab.events import Ended, Event, Stepped, encodable, read
 from grpo_lab.runs.child import Child
-from grpo_lab.runs.clusters import Cluster, WorkerLost, side_by_side
+from grpo_lab.runs.clusters import Cluster, WorkerLost, of_this_worker, side_by_side
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.runs.outcome import Learned, MeanReward, Outcome, change, outcome
 from grpo_lab.runs.run_folder import cut_half_line, next_free
@@ -498,16 +497,8 @@ class FarPool:
 
 
 def run_cell(cell: Cell, limit: float, keep: Path | None) -> Measurement:
-    """The measurement of a cell, on a worker."""
-    return _pool(limit, keep).run(cell)
-
-
-@cache
-def _pool(limit: float, keep: Path | None) -> Pool:
-    """The pool of this worker, whose child waits for the next cell."""
-    pool = Pool(limit, keep)
-    atexit.register(pool.close)
-    return pool
+    """The measurement of a cell, on a worker, whose child waits for the next cell."""
+    return of_this_worker(Pool, limit, keep).run(cell)
 
 
 def run_all(

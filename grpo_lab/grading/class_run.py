@@ -1,12 +1,10 @@
 """Grade a class: several workers at a time; each result is saved at once, and no submission can stop another."""
 
-import atexit
 import hashlib
 import json
 import queue
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from functools import cache
 from pathlib import Path
 
 from grpo_lab.errors import ConfigError, RunError, Sentence
@@ -18,7 +16,7 @@ from grpo_lab.grading.sandbox import box
 from grpo_lab.grading.sandbox.confinement import MIB
 from grpo_lab.grading.submissions import Found
 from grpo_lab.grading.worker import WorkerClient
-from grpo_lab.runs.clusters import Cluster, WorkerLost, side_by_side
+from grpo_lab.runs.clusters import Cluster, WorkerLost, of_this_worker, side_by_side
 
 
 class ResultStore:
@@ -107,16 +105,13 @@ def grade_there(course: Course, found: Found) -> Result:
     """The result of a notebook, on a worker. Raises RunError where it does not see the file, or no sandbox works."""
     if not (found.problem or found.file.is_file()):
         raise RunError(f"a worker does not see {found.file}; put the submissions where all workers see them")
-    return _client(course).grade(found)
+    return of_this_worker(_client, course).grade(found)
 
 
-@cache
 def _client(course: Course) -> WorkerClient:
     """The client of this worker, whose grade worker waits for the next notebook, after its sandbox was probed."""
     box.working(course.rules.tier, course.rules.limits, course.rules.no_isolation)
-    client = WorkerClient(course)
-    atexit.register(client.close)
-    return client
+    return WorkerClient(course)
 
 
 def grade(

@@ -6,6 +6,7 @@ progress and Ctrl-C are those of local tasks; joblib's backends would bring batc
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import os
@@ -166,6 +167,14 @@ def checked(version: str, function: Callable[..., Any], *given: Any) -> Any:
             f"the worker on {socket.gethostname()} has another version of grpo_lab; install the same on all workers"
         )
     return function(*given)
+
+
+@cache
+def of_this_worker(kind: Callable[..., Any], *given: Any) -> Any:
+    """What `kind` makes of these values, once on a worker, for all of its tasks; it is closed when the worker ends."""
+    made = kind(*given)
+    atexit.register(made.close)
+    return made
 
 
 @cache
