@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -57,9 +58,12 @@ def name_of(result: Result) -> str:
 
 def names_of(results: Sequence[Result]) -> list[str]:
     """One name for each result. Results with the same identity get numbers, so that no report replaces another."""
-    names = list(map(name_of, results))
-    earlier = [names[:place].count(name) for place, name in enumerate(names)]
-    return [f"{name}-{count + 1}" if count else name for name, count in zip(names, earlier, strict=True)]
+    met: Counter[str] = Counter()
+    names = []
+    for name in map(name_of, results):
+        met[name] += 1
+        names.append(f"{name}-{met[name]}" if met[name] > 1 else name)
+    return names
 
 
 def write_all(contents: Mapping[Path, bytes]) -> list[Path]:
