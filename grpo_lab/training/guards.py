@@ -14,18 +14,9 @@ from torch import Tensor
 from grpo_lab.config.fields import AtLeast, Between, OneOf
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
-from grpo_lab.core.hooks import Stage, Verdict
+from grpo_lab.core.hooks import Coefficients, Outcome, Stage, Verdict
 from grpo_lab.errors import Sentence, joined
-from grpo_lab.training.interventions import (
-    Coefficients,
-    Intervention,
-    ObjectiveCoefficients,
-    Outcome,
-    Step,
-    exceeds,
-    known,
-    registered,
-)
+from grpo_lab.training.interventions import Intervention, ObjectiveCoefficients, Step, exceeds, known, registered
 
 _SPREAD_OF_MAD = 1.4826
 """Median absolute deviation times this is the standard deviation, where the values are normal."""

@@ -395,8 +395,7 @@ class Switches:
         self._switched(name, on)
 
     def _add(self, names: Sequence[str]) -> None:
-        if names:
-            self.widget.children = (*self.widget.children, *(self._row(name) for name in names))
+        self.widget.children = (*self.widget.children, *(self._row(name) for name in names))
 
     def _row(self, name: str) -> ipywidgets.VBox:
         short = name.rpartition(":")[2]
