@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from grpo_lab import messages
-from grpo_lab.errors import check_known
+from grpo_lab.errors import unknown
 
 T = TypeVar("T", bound=Callable[..., Any])
 CODES = (
@@ -48,7 +48,8 @@ def sub(name: str, help: str, **options: Any) -> _Application:
 def spoken(language: str | None) -> str:
     """The language of --language, or the one that GRPO_LAB_LANG sets. Raises ConfigError for an unknown one."""
     chosen = language or messages.language()
-    check_known("language", [chosen], messages.languages())
+    if chosen != messages.ENGLISH and chosen not in messages.languages():
+        raise unknown("language", chosen, messages.languages())
     return chosen
 
 
