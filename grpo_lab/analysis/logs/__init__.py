@@ -118,6 +118,8 @@ def _with_files_beside(path: Path) -> list[Log]:
     else:
         every = found.get("logging_steps", 1)
         logs = _in_file(path, int(every) if isinstance(every, int | float) and every >= 1 else 1)
+        if len(logs) == 1 and str(path) != STDIN:
+            logs = [_with_held_out(logs[0], path)]
     if path.name in PRINTED_BESIDE:
         logs[-1] = replace(logs[-1], crash=logs[-1].crash or beside.crash_beside(path))
     elif not any(len(log.steps) or log.crash for log in logs):
@@ -127,6 +129,29 @@ def _with_files_beside(path: Path) -> list[Log]:
         told, hidden = (*log.notes, *notes), log.hides_nan and filtered
         runs.append(replace(log, settings={**found, **log.settings}, notes=told, hides_nan=hidden))
     return runs
+
+
+def _with_held_out(log: Log, path: Path) -> Log:
+    """A log with the held-out reward in the one file of evaluations beside it, as eval.jsonl, if the log has its steps.
+
+    A file that cannot be read is noted.
+    """
+    files = [each for each in path.parent.glob(f"*{path.suffix}") if table.words_of(each.stem)[1]]
+    of_rows = log.format in ("csv", "json_lines") and len(log.steps) and table.HELD_OUT not in log.metrics
+    if not of_rows or len(files) != 1 or files[0] == path:
+        return log
+    try:
+        tables = formats.read_text(Text(decoded(content(files[0]), str(files[0])), str(files[0])))
+    except LogError as error:
+        return replace(log, notes=(*log.notes, table.fact("bad_settings", file=files[0].name, why=str(error))))
+    for each in tables:
+        plain = {name for name in each.metrics if table.words_of(name)[1] or name in table.counters(each.metrics)}
+        columns = {name if name in plain else f"eval/{name}": column for name, column in each.metrics.items()}
+        curve = table.log_of(replace(each, metrics=columns)).metrics.get(table.HELD_OUT)
+        if curve is not None and len(curve) > 1 and curve.index.to_series().between(0, log.steps[-1]).all():
+            found = table.fact("held_out_beside", file=files[0].name)
+            return replace(log, metrics={**log.metrics, table.HELD_OUT: curve}, notes=(*log.notes, found))
+    return log
 
 
 def _exports(folder: Path) -> list[table.Table]:

@@ -220,8 +220,9 @@ def read_table(text: Text) -> list[Table]:
     found = [table for table in found if measured(table.columns)]
     said = [table for table in found if len(table) >= min(3, max(map(len, found)))]
     kept = [table for table in said if "reward" in choose(table.columns) and len(table) > 5]
-    of_rewards = [table for table in said if choose(table.columns).keys() & {"reward", HELD_OUT}] or said
-    kept = kept or sorted(of_rewards, key=lambda table: (len(table), "reward" in choose(table.columns)))[-1:]
+    of_rewards = [table for table in said if choose(table.columns).keys() & {"reward", HELD_OUT}]
+    fits = [table for table in of_rewards if 2 * len(table) >= max(map(len, said))] or said
+    kept = kept or sorted(fits, key=lambda table: (len(table), "reward" in choose(table.columns)))[-1:]
     main = max(kept, key=lambda table: (bool(_steps(table)), len(choose(table.columns))), default=pd.DataFrame())
     of_runs = [bool(_steps(table)) is bool(_steps(main)) and not _of_one_run(main, table) for table in kept]
     kept = [table for table, of_run in zip(kept, of_runs, strict=True) if of_run]
