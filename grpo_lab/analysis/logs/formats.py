@@ -8,6 +8,7 @@ text, page or notebook. Event files need the package `tensorboard` (the extra of
 import csv
 import html
 import itertools
+import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -63,9 +64,25 @@ def read_json(text: Text) -> list[Table]:
         return _of_runs(runs, "json")
     if rows := _rows_of(whole):
         return _of_rows(rows, Table({}, "json"))
+    if whole is None and (rows := _whole_rows(text.said)):
+        return _of_rows(rows, Table({}, "log_history", [fact("cut")], source="trl"))
     if whole is None and parsed(text.first) is None:
         raise LogError(f"{text.name}: damaged JSON, it ends or breaks off in the middle; give the whole file")
     return _of_lines(text)
+
+
+def _whole_rows(said: str) -> list[dict[str, Any]]:
+    """The rows of a log_history that breaks off, without one that does."""
+    history, rows = _PATTERNS["history"].search(said), []
+    place = history.end() if history else len(said)
+    while said.startswith("{", place):
+        try:
+            row, end = json.JSONDecoder().raw_decode(said, place)
+        except ValueError:
+            break
+        rows.append(row)
+        place = end + len(said[end:]) - len(said[end:].lstrip(" \n,"))
+    return rows
 
 
 def _of_lines(text: Text) -> list[Table]:
@@ -297,9 +314,15 @@ def _tables_of(block: list[list[str]], held_out: bool) -> Iterator[pd.DataFrame]
     steps = [number_in(row[0]) for row in rows]
     if counted and len(rows) > 1 and steps[0] is None and (steps[1] or 0) > 0:
         rows[0][0] = "0"  # as "base", before the first step
+    if counted and len(rows) > 2 and _PATTERNS["summary"].match(rows[-1][0]):
+        del rows[-1], steps[-1]
     if counted and len(rows) > 2 and steps[-1] is None and (steps[-2] or 0) > (steps[-3] or 0):
         rows[-1][0] = f"{2 * (steps[-2] or 0) - (steps[-3] or 0):g}"  # as "end", after the last step
-    held_out = held_out and measured(names) <= {"reward", HELD_OUT, "completions/mean_length"}
+    held_out = (
+        held_out
+        and not any(map(_PATTERNS["trained"].search, names))
+        and measured(names) <= {"reward", HELD_OUT, "completions/mean_length"}
+    )
     evaluated = [row for row in rows if held_out or (counted and _PATTERNS["evaluated"].search(row[0]))]
     of_evaluations = [*names[:1], *(f"eval/{name}" for name in names[1:])] if counted else names
     tables = (names, [row for row in rows if row not in evaluated]), (of_evaluations, evaluated)
