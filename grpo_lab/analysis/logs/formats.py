@@ -73,15 +73,14 @@ def read_json(text: Text) -> list[Table]:
 
 def _whole_rows(said: str) -> list[dict[str, Any]]:
     """The rows of a log_history that breaks off, without one that does."""
-    history, rows = _PATTERNS["history"].search(said), []
-    place = history.end() if history else len(said)
-    while said.startswith("{", place):
+    before, rows = _PATTERNS["history"].search(said), []
+    while before and said.startswith("{", before.end()):
         try:
-            row, end = json.JSONDecoder().raw_decode(said, place)
+            row, end = json.JSONDecoder().raw_decode(said, before.end())
         except ValueError:
             break
         rows.append(row)
-        place = end + len(said[end:]) - len(said[end:].lstrip(" \n,"))
+        before = _PATTERNS["between"].match(said, end)
     return rows
 
 
@@ -318,11 +317,8 @@ def _tables_of(block: list[list[str]], held_out: bool) -> Iterator[pd.DataFrame]
         del rows[-1], steps[-1]
     if counted and len(rows) > 2 and steps[-1] is None and (steps[-2] or 0) > (steps[-3] or 0):
         rows[-1][0] = f"{2 * (steps[-2] or 0) - (steps[-3] or 0):g}"  # as "end", after the last step
-    held_out = (
-        held_out
-        and not any(map(_PATTERNS["trained"].search, names))
-        and measured(names) <= {"reward", HELD_OUT, "completions/mean_length"}
-    )
+    trained = any(map(_PATTERNS["trained"].search, names))
+    held_out = held_out and not trained and measured(names) <= {"reward", HELD_OUT, "completions/mean_length"}
     evaluated = [row for row in rows if held_out or (counted and _PATTERNS["evaluated"].search(row[0]))]
     of_evaluations = [*names[:1], *(f"eval/{name}" for name in names[1:])] if counted else names
     tables = (names, [row for row in rows if row not in evaluated]), (of_evaluations, evaluated)
