@@ -166,15 +166,17 @@ def test_rewards_of_which_rounding_is_left_are_none(write):
     [
         (lines_of({"step": step, "accuracy": 0.125 * step} for step in (0, 4, 8)), [0.0, 0.5, 1.0], "held_out_beside"),
         (lines_of({"step": step, "accuracy": 0.125} for step in (40, 80)), [], None),
-        ("{\n" * 9, [], "bad_settings"),
+        ("{\n" * 9, [], "bad_evaluations"),
+        (b"\x1f\x8bno gzip", [], "bad_evaluations"),
     ],
-    ids=["of this run", "of another", "damaged"],
+    ids=["of this run", "of another", "damaged", "packed and damaged"],
 )
 def test_the_held_out_reward_stands_in_a_file_beside(evaluations, held_out, note, write):
     write("eval.jsonl", evaluations)
+    write("test.jsonl/a_folder", "")
     log = logs.read(write("train.jsonl", lines_of({"step": step, "reward": 0.1 * step} for step in range(1, 9))))
     assert log.metrics.get("eval/reward", pd.Series()).tolist() == held_out
-    assert [each.key for each in log.notes if each.key in ("held_out_beside", "bad_settings")] == [note] * bool(note)
+    assert [each.key for each in log.notes] == [note] * bool(note)
 
 
 @pytest.mark.parametrize(

@@ -136,14 +136,15 @@ def _with_held_out(log: Log, path: Path) -> Log:
 
     A file that cannot be read is noted.
     """
-    files = [each for each in path.parent.glob(f"*{path.suffix}") if table.words_of(each.stem)[1]]
+    alike = filter(Path.is_file, path.parent.glob(f"*{path.suffix}"))
+    files = [each for each in alike if table.words_of(each.stem)[1]]
     of_rows = log.format in ("csv", "json_lines") and len(log.steps) and table.HELD_OUT not in log.metrics
     if not of_rows or len(files) != 1 or files[0] == path:
         return log
     try:
         tables = formats.read_text(Text(decoded(content(files[0]), str(files[0])), str(files[0])))
-    except LogError as error:
-        return replace(log, notes=(*log.notes, table.fact("bad_settings", file=files[0].name, why=str(error))))
+    except (LogError, OSError) as error:
+        return replace(log, notes=(*log.notes, table.fact("bad_evaluations", file=files[0].name, why=str(error))))
     for each in tables:
         plain = {name for name in each.metrics if table.words_of(name)[1] or name in table.counters(each.metrics)}
         columns = {name if name in plain else f"eval/{name}": column for name, column in each.metrics.items()}
