@@ -219,8 +219,9 @@ def test_conditions(text, holds):
 
 
 def look(curve, **settings):
-    steps = settings.pop("at", range(len(curve)))
+    steps, late = settings.pop("at", range(len(curve))), settings.pop("late", False)
     log = logs.from_frame(pd.DataFrame({"step": list(steps), "kl": curve, "reward": 1.0}))
+    log = dataclasses.replace(log, begins_late=log.begins_late or late)
     found = Symptom("", **{"metric": "kl", **settings}).look(log)
     return (found.step, found.value) if isinstance(found, Evidence) else found
 
@@ -251,6 +252,7 @@ def look(curve, **settings):
         ([1, 3, 5], {"over": 1, "where": {"metric": "reward", "over": 2}}, None),
         ([0.5, 3, 5], {"over": 0.1, "least": 2}, (1, 3.0)),
         ([5, 0], {"over": 1, "when": "first", "at": [100, 101]}, Unknown("kl", fact("begins_at", step=100))),
+        ([5, 0], {"over": 1, "when": "first", "late": True}, Unknown("kl", fact("beginning_missing"))),
         ([5, 0], {"over": 1, "of": "kl/exact"}, Unknown("kl/exact", fact("not_logged"))),
     ],
 )
@@ -364,11 +366,18 @@ def test_a_kl_of_nan_that_stays_or_is_usual_does_not_pass():
 def test_steps_without_spread_and_a_length_at_its_cap_are_suspects_of_a_flat_reward():
     flat = pd.DataFrame({"reward": NOISY, "kl": 0.005, "loss": 0.01, "grad_norm": 0.5})
     cases = (("reward_std", 0.0, "no-spread-often"), ("completions/mean_length", 256.0, "at-the-cap"))
+    cases += (("grad_norm", 0.0, "no-spread-often"),)
     for (column, value, suspect), most in itertools.product(cases, (2, 1)):
         given = [value if step % 5 < most else abs(value - 0.2 - step % 3) for step in range(20)]
         found = diagnose(flat.assign(**{column: given})).findings
         of_flat = next(each for each in found if each.cause.name == "learned-nothing")
         assert (of_flat.suspects[0].name == suspect) == (most == 2)
+    for share, suspected in ((0.45, True), (0.35, False)):
+        found = diagnose(flat.assign(**{"completions/clipped_ratio": share})).findings[0]
+        assert ("cut-off-often" in [each.name for each in found.suspects]) == suspected
+    assert "loss-near-zero" in [each.cause.name for each in diagnose(flat.assign(loss=0.0)).findings]
+    still = diagnose(flat.assign(loss=0.0, grad_norm=[0.5, 0.0, 0.0, 0.0] * 5)).findings
+    assert "loss-near-zero" not in [each.cause.name for each in still], "its gradient is 0, too"
 
 
 def test_a_reward_that_falls_a_little_is_not_called_without_a_trend():
@@ -531,6 +540,7 @@ def test_a_crash_without_a_broken_metric_is_named():
     [
         ({"reward": [0.3]}, "few_steps"),
         ({"reward": NOISY[:11]}, "lacks_two"),
+        ({**{name: GOOD[name][:8] for name in GOOD}, "reward": [-1.5, 0.9, 2.6, 2.1, 2.4, 2.6, 1.0, -0.1]}, "no_trend"),
         ({name: GOOD[name] for name in ("kl", "grad_norm", "loss")}, "lacks"),
         ({"nothing": [1.0] * 10}, "nothing_logged"),
         ({}, "nothing_logged"),
@@ -545,6 +555,14 @@ def test_a_state_that_lasts_begins_where_it_lasts():
     share = [1.0, 0.2] * 4 + [0.2] * 12 + [1.0, 0.95] * 12
     found = diagnose(pd.DataFrame({"frac_reward_zero_std": share, "reward": [0.5, 0.6] * 10 + [0.8] * 24}))
     assert {each.cause.name: each.step for each in found.named}["nothing-to-learn-from"] == 20
+
+
+def test_a_policy_that_lost_its_entropy_is_suspected_first():
+    tied = pd.DataFrame({"frac_reward_zero_std": [1.0] * 20, "reward": NOISY, "grad_norm": 0.5})
+    for last, first in ((0.05, "entropy-collapse"), (1.0, "prompts-too-hard")):
+        found = diagnose(tied.assign(entropy=np.linspace(1, last, 20))).findings
+        (of_tied,) = [each for each in found if "entropy-collapse" in [suspect.name for suspect in each.suspects]]
+        assert of_tied.suspects[0].name == first
 
 
 def test_rows_as_dictionaries():

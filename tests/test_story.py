@@ -141,6 +141,19 @@ def test_a_course_is_what_the_curve_is_made_of(shape, rows):
     assert len(true) >= 15, found
 
 
+@pytest.mark.parametrize("rows", [20, 100, 1000])
+def test_noise_alone_seldom_moves(rows):
+    curves = np.random.default_rng(3).normal(0.5, 0.2, (300, rows))
+    assert sum(course(curve).kind != "flat" for curve in curves) <= 15
+
+
+def test_a_reward_function_has_not_moved_by_its_last_row():
+    flat, last = 0.3 + 0.1 * np.cos(np.arange(21.0)), np.array([0.5] * 7 + [-2.1] + [0.5] * 12 + [-3.0])
+    for ends, moved in ((last, False), (np.linspace(0.5, -3, 21), True)):
+        log = Log({"reward": pd.Series(flat)}, functions={"answer": pd.Series(ends)})
+        assert ("answer" in story(log, "en")) == moved
+
+
 def test_the_peak_of_a_few_rows_is_told():
     few = [
         story(Log({"reward": pd.Series(values, index=(10, 20, 30))}), "en")

@@ -45,10 +45,8 @@ def diagnose(
         found = [*map(_diagnosed, logs.read_runs(source, metrics))]
         place, last = len(found) - 1, found[-1].log
         if len(last.steps) < rules.tables("story")["lacking"]["few_steps"]["least"] and not last.crash:
-            alike = [
-                at for at, each in enumerate(found) if "reward" in each.log.metrics or "reward" not in last.metrics
-            ]
-            longer = [at for at in alike if len(found[at].log.steps) >= 3 * len(last.steps)]
+            longer = [at for at, each in enumerate(found) if len(each.log.steps) >= 3 * len(last.steps)]
+            longer = [at for at in longer if "reward" in found[at].log.metrics or "reward" not in last.metrics]
             place = longer[-1] if longer else place
         return replace(found.pop(place), earlier=tuple(found), number=place + 1)
     if isinstance(source, pd.DataFrame):
@@ -86,8 +84,8 @@ def _diagnosed(log: Log) -> Diagnosis:
     shown = {name for name, sighting in seen.items() if isinstance(sighting, rules.Evidence)}
     broken = ", ".join(name for name, curve in log.metrics.items() if len(curve) and not math.isfinite(curve.iloc[-1]))
     reward = measures(log.metrics, "reward")
-    known = {"kind": None, **reward, "crash": repr(log.crash), "broken": broken}
-    known["steps"] = reward["count"] or len(log.steps)
+    about = {"kind": None, **reward, "crash": repr(log.crash), "broken": broken}
+    known = {"steps": reward["count"] or len(log.steps), **about}
     rows = [(key, {**known, **rule}) for key, rule in rules.tables("story")["lacking"].items()]
     for values in (values for _, values in rows if "metrics" in values):
         values["metrics"] = ", ".join(name for name in values["metrics"].split(", ") if name not in log.metrics)
@@ -96,7 +94,8 @@ def _diagnosed(log: Log) -> Diagnosis:
 
 
 def _detected(cause: rules.Cause, seen: rules.Sightings, log: Log) -> rules.DetectedCause:
-    suspects, evidence = cause.suspected(seen, log.source), cause.evidence(seen)
+    suspects = cause.suspected(seen, log.source)
+    evidence = cause.evidence(seen)
     remedies = rules.advised(cause, suspects, log)
     return rules.DetectedCause(cause, evidence[0].step, evidence, suspects=suspects, remedies=remedies)
 

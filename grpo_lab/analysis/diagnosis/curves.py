@@ -108,8 +108,7 @@ def change_points(values: Curve, deviation: float) -> list[int]:
 def level_change(values: Curve) -> tuple[float, int]:
     """The most standard errors by which the ranks before a place differ from their mean, and the place.
 
-    Four values and a tenth of them at least are on both sides. By chance it is 2.8 of 20 values, 3.2 of 100 and 3.4 of
-    1,000 in one of fifty curves.
+    Four values and a tenth of them at least are on both sides.
     """
     size = len(values)
     least = max(4, size // 10)
@@ -158,7 +157,8 @@ def course(values: Curve) -> Course | None:
     dip_at = int(np.argmax(depth))
     early, late = values[: size // 2], values[-(size // 2) :]
     apart = size >= _LIMITS["apart"] and (np.max(early) < np.min(late) or np.max(late) < np.min(early))
-    (change, place), slope = level_change(values), abs(trend(values))
+    change, place = level_change(values)
+    slope = abs(trend(values))
     moved = slope > _LIMITS["trend"] or (change > _LIMITS["level"] - 4 / size and not lone)
     if lost > max(sure, 0.1 * abs(top)) and (gained <= sure or lost > 0.5 * gained) and for_good and not slow:
         kind = "fell"

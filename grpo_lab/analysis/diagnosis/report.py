@@ -280,7 +280,8 @@ class Diagnosis:
         """
         return self._rendered("diagnosis.txt", name=name).removesuffix("\n")
 
-    __str__ = text
+    def __str__(self) -> str:
+        return self.text()
 
     def _repr_html_(self) -> str:
         """The diagnosis for a notebook, in the user's language; the whole text folds out."""

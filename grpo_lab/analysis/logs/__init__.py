@@ -136,8 +136,7 @@ def _with_held_out(log: Log, path: Path) -> Log:
 
     A file that cannot be read is noted.
     """
-    alike = filter(Path.is_file, path.parent.glob(f"*{path.suffix}"))
-    files = [each for each in alike if table.words_of(each.stem)[1]]
+    files = [each for each in path.parent.glob(f"*{path.suffix}") if each.is_file() and table.words_of(each.stem)[1]]
     of_rows = log.format in ("csv", "json_lines") and len(log.steps) and table.HELD_OUT not in log.metrics
     if not of_rows or len(files) != 1 or files[0] == path:
         return log

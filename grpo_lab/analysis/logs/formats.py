@@ -272,8 +272,8 @@ def _blocks(said: str) -> list[tuple[list[list[str]], bool]]:
         steps = [_PATTERNS["range"].sub("", cell) for cell in row]
         count_at = next((at for at, name in enumerate(block[0]) if counters([name])), 0) if block else 0
         if not _of_steps(steps):  # elsewhere, a span is no value
-            values = [cell if cell == steps[at] or number_in(cell) is not None else "" for at, cell in enumerate(row)]
-            steps = [*values[:count_at], *steps[count_at : count_at + 1], *values[count_at + 1 :]]
+            known = [number_in(cell) is not None for cell in row]
+            steps = [step if at == count_at or known[at] or step == row[at] else "" for at, step in enumerate(steps)]
         row = steps
         row = ["" if _PATTERNS["empty"].fullmatch(cell) else cell for cell in row]
         if block and row[0].isdigit() and len(row) == len(block[0]) + 1:  # pandas numbers the rows

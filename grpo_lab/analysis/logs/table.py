@@ -420,9 +420,8 @@ def log_of(table: Table) -> Log:
     said = often if table.format == "console" else columns  # a console has lines about other things
     left = unread(said, (*chosen.values(), *by_function.values()))
     others = [name for name in columns if name not in chosen.values() and not words_of(name)[1]]
-    no_number = {name: columns[name].isna().mean() for name in others}
-    broken = [name for name in others if no_number[name] > 0.5 and _FINITE.search(words_of(name)[0])]
-    broken += [name for name in by_function.values() if no_number[name] == 1]
+    broken = [name for name in others if columns[name].isna().mean() > 0.5 and _FINITE.search(words_of(name)[0])]
+    broken += [name for name in by_function.values() if columns[name].isna().all()]
     same = [f"{name} = {each.iloc[0]:g}" for name, each in functions.items() if len(each) > 2 and each.nunique() == 1]
     told += [fact("constant", names=", ".join(same)), fact("nan", names=", ".join(broken))]
     notes = [*table.notes, *(each for each in told if dict(each.values)["names"])]
