@@ -251,6 +251,7 @@ def look(curve, **settings):
         ([1, 3, 5], {"over": 4, "of": "reward"}, (2, 5.0)),
         ([1, 3, 5], {"over": 1, "where": {"metric": "reward", "over": 2}}, None),
         ([0.5, 3, 5], {"over": 0.1, "least": 2}, (1, 3.0)),
+        ([1, 2, 3, 4, 5.5], {"over": 3, "when": "trend"}, (0, 1.0)),
         ([5, 0], {"over": 1, "when": "first", "at": [100, 101]}, Unknown("kl", fact("begins_at", step=100))),
         ([5, 0], {"over": 1, "when": "first", "late": True}, Unknown("kl", fact("beginning_missing"))),
         ([5, 0], {"over": 1, "of": "kl/exact"}, Unknown("kl/exact", fact("not_logged"))),

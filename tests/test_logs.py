@@ -161,6 +161,10 @@ def test_rewards_of_which_rounding_is_left_are_none(write):
     assert len(asked.metrics["reward"]) == 8, "the user knows better"
 
 
+def test_the_run_shown_is_the_training_not_the_stage_before():
+    assert "reward" in diagnose(LOGS / "trl-after-sft").log.metrics
+
+
 @pytest.mark.parametrize(
     ("evaluations", "held_out", "note"),
     [

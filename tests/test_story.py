@@ -9,7 +9,7 @@ import pytest
 from jinja2 import Environment, meta
 
 from grpo_lab import diagnose, messages
-from grpo_lab.analysis.diagnosis.curves import course
+from grpo_lab.analysis.diagnosis.curves import course, level_change
 from grpo_lab.analysis.diagnosis.report import measures, story
 from grpo_lab.analysis.diagnosis.rules import tables
 from grpo_lab.analysis.logs import Log
@@ -145,11 +145,12 @@ def test_a_course_is_what_the_curve_is_made_of(shape, rows):
 def test_noise_alone_seldom_moves(rows):
     curves = np.random.default_rng(3).normal(0.5, 0.2, (300, rows))
     assert sum(course(curve).kind != "flat" for curve in curves) <= 15
+    assert level_change(np.arange(rows) < 5)[1] == max(5, rows // 10), "a few values at an end are no level"
 
 
 def test_a_reward_function_has_not_moved_by_its_last_row():
-    flat, last = 0.3 + 0.1 * np.cos(np.arange(21.0)), np.array([0.5] * 7 + [-2.1] + [0.5] * 12 + [-3.0])
-    for ends, moved in ((last, False), (np.linspace(0.5, -3, 21), True)):
+    flat, rare = 0.3 + 0.1 * np.cos(np.arange(21.0)), [-1.25, 0.5, 0.5, -1.25, -0.38, 0.5, 0.5, -2.12, *[0.5] * 11]
+    for ends, moved in (([*rare, -0.38, -3.0], False), (np.linspace(0.5, -3, 21), True)):
         log = Log({"reward": pd.Series(flat)}, functions={"answer": pd.Series(ends)})
         assert ("answer" in story(log, "en")) == moved
 

@@ -130,8 +130,7 @@ def course(values: Curve) -> Course | None:
     bends = values[:-2] - 2 * values[1:-1] + values[2:]  # about straight lines: a steep course is no noise
     deviation = float(np.mean(np.abs(bends))) * math.sqrt(math.pi / 12)
     hits = values != np.median(values)
-    lone = hits.mean() < _LIMITS["rare"] and np.count_nonzero(np.diff(hits)) >= hits.sum()
-    if lone:  # they are no level
+    if hits.mean() < _LIMITS["rare"] and np.count_nonzero(np.diff(hits)) >= hits.sum():  # lone hits are no level
         deviation = float(values.std())
     rest = values[1:]
     if abs(float(values[0] - rest.mean())) > _LIMITS["jump"] * float(rest.std()):  # the first value alone differs
@@ -159,7 +158,7 @@ def course(values: Curve) -> Course | None:
     apart = size >= _LIMITS["apart"] and (np.max(early) < np.min(late) or np.max(late) < np.min(early))
     change, place = level_change(values)
     slope = abs(trend(values))
-    moved = slope > _LIMITS["trend"] or (change > _LIMITS["level"] - 4 / size and not lone)
+    moved = slope > _LIMITS["trend"] or change > _LIMITS["level"] - 4 / size
     if lost > max(sure, 0.1 * abs(top)) and (gained <= sure or lost > 0.5 * gained) and for_good and not slow:
         kind = "fell"
     elif depth[dip_at] > max(1.5 * sure, 0.4 * abs(float(level[dip_at] + depth[dip_at]))):
