@@ -14,7 +14,7 @@ import pandas as pd
 from grpo_lab.analysis.logs import beside, formats, table
 from grpo_lab.analysis.logs.console import names_in, printed_settings
 from grpo_lab.analysis.logs.table import Log as Log
-from grpo_lab.analysis.logs.text import STDIN, Text, content, decoded, last_exception, tables
+from grpo_lab.analysis.logs.text import STDIN, Text, content, decoded, last_exception, patterns, tables
 from grpo_lab.errors import LogError
 from grpo_lab.events import Event, Stepped
 
@@ -176,7 +176,8 @@ def _in_file(path: Path, logging_steps: int) -> list[Log]:
     text = Text(decoded(data, str(path)), str(path), logging_steps)
     if found := formats.read_text(text):
         return table.runs_in(found)
-    if crash := last_exception(text.said):
+    alone = patterns("text")["alone"].findall(text.said)
+    if crash := last_exception(text.said) or "".join(alone[:1]):
         settings = printed_settings(text.said)
         source = "verl" if any(name.startswith("actor_rollout_ref") for name in settings) else ""
         return [Log({}, "no_metrics", crash=crash, settings=settings, source=source)]

@@ -478,7 +478,8 @@ def read_text(text: Text) -> list[Table]:
 
     Raises LogError for a damaged file.
     """
-    pages, text = [], replace(text, said=_PATTERNS["commented"].sub("", text.said, 1))
+    said = _PATTERNS["bars"].sub("", text.said) if _PATTERNS["in_bars"].match(text.said) else text.said
+    pages, text = [], replace(text, said=_PATTERNS["commented"].sub("", said, 1))
     if text.first.startswith("{") and '"cells"' in text.said and isinstance(tree := parsed(text.said), dict):
         pages, said = outputs_of(tree)
         text = replace(text, said=said)

@@ -183,8 +183,9 @@ def reward_functions(names: Iterable[str], chosen: Iterable[str] = ()) -> dict[s
     for name in (each for each in every if total or "reward" in each.lower()):
         words, held_out = words_of(name.rpartition("/")[2])[0], words_of(name)[1]
         match = _IS["functions"].fullmatch(words) or _IS["functions"].fullmatch(words := words_of(name)[0])
-        if match and not held_out and name not in chosen and not _IS_NOT["functions"].search(words):
-            others[match["before"] or match["after"] or words] = name
+        own = match and (match["before"] or match["after"] or "")
+        if match and not held_out and name not in chosen and not _IS_NOT["functions"].search(own or ""):
+            others[own or name.rpartition("/")[2]] = name
     return others
 
 
