@@ -478,8 +478,7 @@ def read_text(text: Text) -> list[Table]:
 
     Raises LogError for a damaged file.
     """
-    said = _PATTERNS["bars"].sub("", text.said) if _PATTERNS["in_bars"].match(text.said) else text.said
-    pages, text = [], replace(text, said=_PATTERNS["commented"].sub("", said, 1))
+    pages, text = [], replace(text, said=_PATTERNS["commented"].sub("", text.said, 1))
     if text.first.startswith("{") and '"cells"' in text.said and isinstance(tree := parsed(text.said), dict):
         pages, said = outputs_of(tree)
         text = replace(text, said=said)

@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 import sys
+import textwrap
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,30 @@ def decoded(data: bytes, name: str) -> str:
     text = data.decode(encoding, errors="replace").replace("\r\n", "\n").replace("\r", "\n").replace("\u2212", "-")
     if "\0" in text[:10_000]:
         raise LogError(f"{name} is a binary file, no log; give the text that the trainer wrote")
-    return text
+    return without_margin(text)
+
+
+def without_margin(text: str) -> str:
+    """The text without what stands before nearly all its lines, as marks of a quotation, line numbers, or a time.
+
+    A page may show a text as a table of one column, with bars around its lines. Numbers of lines grow by one from each to the next; those of steps may, too, but each of their lines has a value.
+    """
+    def sample() -> list[str]:
+        """The first lines that are not blank, without the last of them, which may be cut."""
+        return [line for line in text[: _LIMITS["of_margins"]].split("\n") if line.strip()][:-1]
+
+    if all(line.rstrip().endswith("|") and "|" not in line.strip("| ") for line in sample()):
+        text = re.sub(r"(?m)^[ |]+|[ |]+$", "", text)
+    for margin in patterns("margins").values():
+        lines = sample()
+        found = [match for line in lines if (match := margin.match(line))]
+        if margin.groups:
+            numbers = [int(match[1]) for match in found]
+            counted = [*range(numbers[0], numbers[0] + len(lines))] == numbers if numbers else False
+            found = found if counted and not all(re.search(r"\d", each.string[each.end() :]) for each in found) else []
+        if found and 10 * len(found) >= 9 * len(lines):
+            text = re.sub(f"(?m)^{margin.pattern}", "", text)
+    return textwrap.dedent(text)
 
 
 def literal(text: str) -> Any:
