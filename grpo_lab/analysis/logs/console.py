@@ -43,6 +43,7 @@ class _Row:
 def read_console(text: Text) -> list[Table]:
     """The numbers in any other text."""
     said = _PATTERNS["glued"].sub("\n", _unwrapped(text.said) if "step:" in text.said else text.said)
+    said = _PATTERNS["thousands"].sub(lambda found: found[0].replace(",", ""), said)
     rows = _of_training(list(_rows(said)))
     if not rows:
         lists = {name: value.split(",") for name, value in _PATTERNS["list"].findall(said)}

@@ -33,6 +33,8 @@ CUMULATIVE = "num_tokens"
 HELD_OUT = "eval/reward"
 _WORDS = {kind: frozenset(words.split()) for kind, words in _NAMES["words"].items() if kind != "spelt"}
 _SPELT = {old: new.split() for new, others in _NAMES["words"]["spelt"].items() for old in others.split()}
+_PARTS = "|".join(sorted((*_SPELT, *_NAMES["words"]["spelt"], *itertools.chain(*_WORDS.values())), key=len)[::-1])
+_COMPOUND = re.compile(rf"(?=.*[^\x00-\x7f])(?:{_PARTS})+")
 _PATTERNS = patterns("table")
 _MEANS = [(metric, re.compile(words)) for metric, patterns in _NAMES["means"].items() for words in patterns]
 _EXACT = {
@@ -96,6 +98,8 @@ def words_of(name: str) -> tuple[str, bool]:
     """
     name = _PATTERNS["and_std"].sub("", name)
     found = [word for part in _PATTERNS["camel"].split(name) for word in _PATTERNS["word"].findall(part.lower())]
+    if not name.isascii():  # words may stand together without a blank
+        found = [each for word in found for each in (re.findall(_PARTS, word) if _COMPOUND.fullmatch(word) else [word])]
     held_out = not _WORDS["held_out"].isdisjoint(found)
     every = [each for word in found if word not in _WORDS["held_out"] for each in _SPELT.get(word, [word])]
     once = [word for word, before in zip(every, [None, *every], strict=False) if word != before]
@@ -198,13 +202,20 @@ def counters(names: Iterable[str]) -> list[str]:
 
 
 def counting(columns: Mapping[str, pd.Series]) -> list[str]:
-    """The columns that count steps: of a mean, as avg_steps, the values are not whole, or hardly any two differ."""
-    return [name for name in counters(columns) if name in STEP_NAMES or _is_counter(columns[name])]
+    """The columns that count steps; if the first falls, as one of each epoch, those that grow most often first.
+
+    Of a mean, as avg_steps, the values are not whole, or hardly any two differ.
+    """
+    found = [name for name in counters(columns) if name in STEP_NAMES or _is_counter(columns[name])]
+    rises = {name: np.diff(columns[name].dropna()) for name in found}
+    falls = bool(found) and bool((rises[found[0]] < 0).any())
+    return sorted(found, key=lambda name: -np.count_nonzero(rises[name] > 0)) if falls else found
 
 
 def _is_counter(column: pd.Series, most_equal: int = 6) -> bool:
     known = column.dropna()
     whole = bool((known == np.floor(known)).all()) and most_equal * known.nunique() >= len(known)
+    whole = whole and (known.nunique() > 1 or len(known) < 2)
     return whole and 3 * int(np.count_nonzero(np.diff(known) < 0)) <= len(known)
 
 

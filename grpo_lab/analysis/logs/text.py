@@ -78,7 +78,14 @@ def decoded(data: bytes, name: str) -> str:
     text = data.decode(encoding, errors="replace").replace("\r\n", "\n").replace("\r", "\n").replace("\u2212", "-")
     if "\0" in text[:10_000]:
         raise LogError(f"{name} is a binary file, no log; give the text that the trainer wrote")
-    return without_margin(text)
+    return with_points(without_margin(text))
+
+
+def with_points(text: str) -> str:
+    """The text with points for the commas of decimals, if it has commas alone, as "0,25" in a German table."""
+    begin = text[: _LIMITS["of_margins"]]
+    commas = len(_PATTERNS["no_thousands"].findall(begin)) > 4 and not re.search(r"\d\.\d", begin)
+    return _PATTERNS["decimal"].sub(r"\1.", text) if commas else text
 
 
 def without_margin(text: str) -> str:
