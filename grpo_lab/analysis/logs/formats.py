@@ -33,6 +33,7 @@ from grpo_lab.analysis.logs.table import (
     counters,
     fact,
     indices,
+    meaning,
     measured,
     number_in,
     unread,
@@ -117,7 +118,10 @@ def _notes_on(broken: list[int], count: int, name: str) -> Sequence[Fact]:
 
 
 def _of_rows(rows: Sequence[dict[str, Any]], about: Table) -> list[Table]:
-    """A table of rows; one for each run where columns as `seed` tell apart the rows of a step."""
+    """A table of rows; one for each run where columns as `seed` tell apart the rows of a step, or names do."""
+    rows = _wide(rows)
+    if runs := _runs_in_columns(rows):
+        return _of_runs(runs, about.format, about.notes)
     named = [*map(_label, rows)]
     step = next((name for row in rows for name in counters(row)), "")
     steps = [str(row.get(step)) for row in rows]
@@ -127,6 +131,38 @@ def _of_rows(rows: Sequence[dict[str, Any]], about: Table) -> list[Table]:
     runs = {run: [row for row, name in zip(rows, named, strict=True) if name == run] for run in dict.fromkeys(named)}
     tables = _of_runs({run: columns_of(map(_metrics_of, own)) for run, own in runs.items()}, about.format, about.notes)
     return [replace(table, source=about.source, settings=about.settings) for table in tables]
+
+
+def _wide(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """The rows with a column for each metric, where a log has one of them a row, as MLflow's export."""
+    first = rows[0] if rows else {}
+    key, step = next((key for key in _FILES["of_metric"] if key in first), ""), next(iter(counters(first)), "")
+    if not key or not step or "value" not in first:
+        return rows
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        about = {name: value for name, value in row.items() if name not in (key, "value", "timestamp")}
+        found.setdefault((_label(about), row[step]), about)[row[key]] = row["value"]
+    return [*found.values()]
+
+
+def _runs_in_columns(rows: Sequence[dict[str, Any]]) -> dict[str, Columns]:
+    """The columns of each run in a table of several, as "A reward", "A kl", "B reward", "B kl"; none in another."""
+    names = [*dict.fromkeys(name for row in rows for name in row)]
+    step = next(iter(counters(names)), "")
+    for split in (str.partition, str.rpartition):
+        parts = {name: split(name.replace("*", "").strip(), " ") for name in names if name != step}
+        runs: dict[str, dict[str, str]] = {run: {step: step} for run, _, _ in parts.values()}
+        for name, (run, _, metric) in parts.items():
+            runs[run][metric] = name
+        kinds = {frozenset(own) for own in runs.values()}
+        alike = len(runs) > 1 and len(kinds) == 1 and len(measured(*kinds)) > 1
+        if alike and not any(words_of(run)[1] for run in runs):
+            each = {
+                run: [{new: row.get(name) for new, name in own.items()} for row in rows] for run, own in runs.items()
+            }
+            return {run: columns_of(own) for run, own in each.items()}
+    return {}
 
 
 def _runs_of(tree: Any) -> dict[str, Columns]:
@@ -378,7 +414,8 @@ def read_csv(text: Text) -> list[Table]:
         match["name"] for each in names if (match := _PATTERNS["of_a_run"].match(each)) and not each.endswith(_BOUNDS)
     ):
         return _of_panel(*_read(text, separator), names[0])
-    if not choose(names) or any(map(_PATTERNS["no_name"].search, names)):
+    of_one_a_row = "value" in names and not {*names}.isdisjoint(_FILES["of_metric"])
+    if not (choose(names) or of_one_a_row) or any(map(_PATTERNS["no_name"].search, names)):
         return []
     rows, notes = _read(text, separator)
     return _of_rows(rows, Table({}, "csv", notes))
@@ -459,6 +496,9 @@ def named_in(file: str) -> tuple[str, str] | None:
     (('run_a', 'train/kl'), ('run-a', 'train/rewards/short/mean'), None)
     """
     stem = _PATTERNS["again"].sub("", file.removesuffix(".gz").removesuffix(".csv"))
+    run, tagged, tag = stem.partition("-tag-")
+    if tagged and tag not in _TAGS and meaning(tag):
+        return run, tag
     for at in (0, *(separator.end() for separator in re.finditer(r"[_\-. ]", stem))):
         of_function = _PATTERNS["of_function"].fullmatch(stem, at)
         metric = of_function.expand(r"\1/rewards/\2/mean").lstrip("/") if of_function else _TAGS.get(stem[at:])

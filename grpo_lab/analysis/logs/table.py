@@ -48,7 +48,8 @@ _USELESS = re.compile(f"{_NAMES['unread']['useless']}|{_PATTERNS['mixed'].patter
 _FINITE = re.compile(_NAMES["unread"]["finite"])
 NEAR = {metric: re.compile(words) for metric, words in _NAMES["near"].items()}
 _STANDS_FOR = re.compile(_NAMES["stands_for"]["proxy"])
-MEASURED = frozenset((*_NAMES["near"], "reward_std", HELD_OUT))
+_SHARES = ("frac_reward_zero_std", "completions/clipped_ratio", "clip_ratio/region_mean")
+MEASURED = frozenset((*_NAMES["near"], "reward_std", *_SHARES[:2], HELD_OUT))
 """Measures of a step; settings as learning_rate and beta are printed elsewhere too."""
 _GIVEN: ContextVar[tuple[Mapping[str, str], set[str]]] = ContextVar("given", default=({}, set()))
 """The names that are given for metrics, and those of them that the log has."""
@@ -345,6 +346,8 @@ def columns_of(rows: Iterable[Mapping[str, Any]]) -> Columns:
             if name == "train_loss" and "train_runtime" in row:  # Trainer's summary at the end, a mean over all steps
                 continue
             number = _TRUTH.get(value) if isinstance(value, str) and value in _TRUTH else number_in(value)
+            if number is None and isinstance(value, str) and (part := _PATTERNS["of_all"].fullmatch(value)):
+                number = None if counters([name]) else float(part[1]) / float(part[2])
             if number is not None:
                 found.setdefault(name, {})[place] = number
     return {name: pd.Series(values, dtype=np.float64) for name, values in found.items()}
@@ -394,8 +397,7 @@ def log_of(table: Table) -> Log:
     # Of two names of a metric the one with more values counts.
     by_length = sorted(table.metrics.items(), key=lambda each: -len(each[1]))
     columns = {name: column for name, column in by_length if len(column)}
-    for name in (each for each in columns if _PATTERNS["mixed"].fullmatch(words_of(each)[0]) and not words_of(each)[1]):
-        columns = {**columns, "frac_reward_zero_std": 1 - columns[name]}
+    columns = _as_shares(columns)
     metric_of = {name: found.metric if (found := meaning(name)) else name for name in columns}
     most = {metric_of[name]: len(column) for name, column in reversed(columns.items())}
     least = {name: max(table.size / 4, most[metric_of[name]] / 2) for name in columns}  # a sample now and then has less
@@ -453,6 +455,16 @@ def log_of(table: Table) -> Log:
         unread=left,
         begins_late=_begins_late(np.unique(logged.dropna().to_numpy())),
     )
+
+
+def _as_shares(columns: Columns) -> Columns:
+    """The columns with shares for percents, and the share of groups without a spread where that of the others is."""
+    for name, found in ((name, meaning(name)) for name in columns):
+        if found and found.metric in _SHARES and _PATTERNS["percent"].search(name) and columns[name].max() > 1:
+            columns[name] = columns[name] / 100
+    for name in (each for each in columns if _PATTERNS["mixed"].fullmatch(words_of(each)[0]) and not words_of(each)[1]):
+        columns = {**columns, "frac_reward_zero_std": 1 - columns[name]}
+    return columns
 
 
 def _by_values(chosen: Mapping[str, str], columns: Columns) -> dict[str, str]:

@@ -91,8 +91,10 @@ def with_points(text: str) -> str:
 def without_margin(text: str) -> str:
     """The text without what stands before nearly all its lines, as marks of a quotation, line numbers, or a time.
 
-    A page may show a text as a table of one column, with bars around its lines. Numbers of lines grow by one from each to the next; those of steps may, too, but each of their lines has a value.
+    A page may show a text as a table of one column, with bars around its lines. Numbers of lines grow by one from each
+    to the next; those of steps may, too, but each of their lines has a value.
     """
+
     def sample() -> list[str]:
         """The first lines that are not blank, without the last of them, which may be cut."""
         return [line for line in text[: _LIMITS["of_margins"]].split("\n") if line.strip()][:-1]
