@@ -189,6 +189,21 @@ def fell(values: Curve) -> Mask:
     return at(known[found.fell_at], values, lasts and found.top - found.last > 0.3 * abs(found.top))
 
 
+def first_lasting(mask: Mask) -> int | None:
+    """The first place from which on three quarters of the places are set, or else the first that is set; or None."""
+    lasting = mask & (np.cumsum(mask[::-1])[::-1] >= 0.75 * np.arange(len(mask), 0, -1))
+    return first_true(lasting if lasting.any() else mask)
+
+
+def falls(values: Curve) -> Mask:
+    """The one value from which on a curve has fallen from its highest level, or ends below its first one."""
+    kept, found = finite(values), fell(values)
+    if found.any() or not len(kept):
+        return found
+    bound = start(kept) - 3 * noise(kept)
+    return at(first_lasting(values < bound) or 0, values, float(kept[-max(2, len(kept) // 10) :].mean()) < bound)
+
+
 def same_to_the_end(values: Curve) -> Mask:
     """Which values are followed only by values equal to them."""
     return np.logical_and.accumulate((values == values[-1])[::-1])[::-1]
@@ -283,6 +298,7 @@ STATES: dict[str, Callable[[Curve], Mask]] = {
     "outlier": outlier,
     "breaks": breaks,
     "fell": fell,
+    "falls": falls,
     "moves": lambda values: at(0, values, getattr(course(finite(values)), "kind", "flat") != "flat"),
     "stops": stops,
     "below first": lambda values: at(1, values, len(values) > 1 and bool(np.max(values[1:]) < values[0])),

@@ -222,9 +222,7 @@ class Symptom:
             return None
         whole = np.array([curves.WHOLES[self.when](kept)])
         shown = self.compare(whole, unit).any()
-        lasting = mask & (np.cumsum(mask[::-1])[::-1] >= 0.75 * np.arange(len(mask), 0, -1))
-        place = curves.first_true(lasting if lasting.any() else mask)
-        return (0 if self.when in ("trend", "unrest") else place or 0) if shown else None
+        return (0 if self.when in ("trend", "unrest") else curves.first_lasting(mask) or 0) if shown else None
 
     def compare(self, values: Curve, unit: Curve | float = 1.0) -> curves.Mask:
         """Where values, of shape (steps,), are over or under the bound times the unit. NaN is neither.
