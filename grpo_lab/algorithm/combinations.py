@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from grpo_lab.algorithm.advantages import global_advantages
 from grpo_lab.core.shapes import Float
 
 AdvantageScale = Callable[..., Tensor]
@@ -46,12 +47,9 @@ def normalize_then_sum(scores: Sequence[Scores], scale: AdvantageScale, eps: flo
     >>> normalize_then_sum(both, group_advantages)
     tensor([[-1.1618, -0.3873,  0.3873,  1.1618]])
     """
-    judged = scorable_by_any(scores)
     total = sum(one.weight * scale(one.rewards, scorable=one.scorable) for one in scores)
     assert isinstance(total, Tensor)
-    count = judged.sum().clamp(min=1)
-    centred = (total - total.sum() / count).masked_fill(~judged, 0.0)
-    return centred / ((centred.square().sum() / (count - 1).clamp(min=1)).sqrt() + eps)
+    return global_advantages(total, eps, scorable_by_any(scores))
 
 
 def scorable_by_any(scores: Sequence[Scores]) -> Tensor:
