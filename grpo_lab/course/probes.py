@@ -58,20 +58,16 @@ def value_and_gradient(function: Asked, inputs: Inputs) -> dict[str, Any]:
     return {"loss": loss.item() if loss.numel() == 1 else loss, "gradient": _gradient(found, logprobs)}
 
 
-def in_a_batch(function: Asked, inputs: Inputs) -> Any:
+def in_a_batch(function: Asked, inputs: Inputs, then: Callable[[Tensor], Tensor] = lambda found: found) -> Any:
     """`function(logprobs, batch)`, or by `inputs["look"]` the gradient of its sum by `logprobs` (B, T)."""
-    return _in_a_batch(function, inputs, lambda found: found)
+    logprobs = _leaf(inputs, "logprobs")
+    found = function(logprobs, one_group(inputs))
+    return found if inputs["look"] == "value" else _gradient(then(_tensor(found)), logprobs)
 
 
 def ratio_in_a_batch(function: Asked, inputs: Inputs) -> Any:
     """A log-ratio `function(logprobs, batch)`, or by `inputs["look"]` the gradient of the sum of its ratios."""
-    return _in_a_batch(function, inputs, Tensor.exp)
-
-
-def _in_a_batch(function: Asked, inputs: Inputs, then: Callable[[Tensor], Tensor]) -> Any:
-    logprobs = _leaf(inputs, "logprobs")
-    found = function(logprobs, one_group(inputs))
-    return found if inputs["look"] == "value" else _gradient(then(_tensor(found)), logprobs)
+    return in_a_batch(function, inputs, Tensor.exp)
 
 
 def one_group(given: Mapping[str, Tensor]) -> Batch:
