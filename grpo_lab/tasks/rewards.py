@@ -15,13 +15,13 @@ from grpo_lab.tasks.judge_pool import Arguments, Log, TrainerState, listed, numb
 from grpo_lab.tasks.tasks import Problem
 
 Reward = Callable[..., Any]
+Texts = Sequence[Prompt]
+"""Prompts or completions: texts, or conversations."""
 Rows = list[float | None]
 """One reward for each completion; None where the function does not judge it."""
 
 
-def exact_match(
-    prompts: Sequence[Prompt], completions: Sequence[Prompt], answer: Sequence[Any], **columns: Any
-) -> list[float | None]:
+def exact_match(prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> Rows:
     """1 for a completion that is the answer, else 0; surrounding space does not count. None where the answer is None.
 
     >>> exact_match(["1+1=", "1+2="], ["2", "4"], answer=["2", "3"])
@@ -31,7 +31,7 @@ def exact_match(
     return [None if wanted is None else float(text_of(text).strip() == str(wanted).strip()) for text, wanted in pairs]
 
 
-def true_sum(prompts: Sequence[Prompt], completions: Sequence[Prompt], **columns: Any) -> list[float | None]:
+def true_sum(prompts: Texts, completions: Texts, **columns: Any) -> Rows:
     """1 for a completion that makes a true sum of its prompt, else 0.
 
     >>> true_sum(["1", "1", "1"], ["2+34=46", "2+34=45", "46"])
@@ -42,9 +42,7 @@ def true_sum(prompts: Sequence[Prompt], completions: Sequence[Prompt], **columns
     return [float(bool(each) and int(each[1]) + int(each[2]) == int(each[3])) for each in sums]
 
 
-def brief_answer(
-    prompts: Sequence[Prompt], completions: Sequence[Prompt], answer: Sequence[Any], **columns: Any
-) -> list[float | None]:
+def brief_answer(prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> Rows:
     """1 / number of words for a completion that has the answer among its words, else 0: each further word costs.
 
     Case and punctuation do not count. None where the answer is None.
@@ -59,9 +57,7 @@ def brief_answer(
     return [None if wanted is None else share for share, wanted in zip(shares, answer, strict=True)]
 
 
-def honest_answer(
-    prompts: Sequence[Prompt], completions: Sequence[Prompt], answer: Sequence[Any], **columns: Any
-) -> list[float | None]:
+def honest_answer(prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> Rows:
     """1 for a completion that is the answer, 0 for `?`, and -1 for everything else, which is made up.
 
     None where the answer is None.
@@ -74,7 +70,7 @@ def honest_answer(
     return [None if r is None else 0.0 if is_open else 2 * r - 1 for r, is_open in zip(right, left_open, strict=True)]
 
 
-def two_digit_format(prompts: Sequence[Prompt], completions: Sequence[Prompt], **columns: Any) -> list[float]:
+def two_digit_format(prompts: Texts, completions: Texts, **columns: Any) -> list[float]:
     """1 for a completion of two digits and nothing else, right or wrong, else 0.
 
     Half of the answers of `addition` have this format, so that where it pays as much as `exact_match`, it wins.
@@ -97,9 +93,7 @@ class CountingJudge:
     def __init__(self, settings: JudgeConfig) -> None:
         self._limit = settings.timeout_s
 
-    def __call__(
-        self, prompts: Sequence[Prompt], completions: Sequence[Prompt], answer: Sequence[Any], **columns: Any
-    ) -> list[float]:
+    def __call__(self, prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
         """0 for a completion that is the answer, else -1. Raises TimeoutError for a number that is too high."""
         given = [text_of(completion).strip() for completion in completions]
         if any(int(text) > self._limit * self.SPEED for text in given if re.fullmatch("[0-9]+", text)):
