@@ -135,7 +135,7 @@ def test_a_class_is_graded_on_workers_as_it_is_here(cluster, tmp_path):
     for name, clients in (("far", FarClients(course, cluster)), ("here", class_run.Clients(course, 1))):
         if name == "here":
             store = class_run.ResultStore(tmp_path / name, course)
-            results = class_run.grade(every, course, store, clients, lambda result: None)
+            results = class_run.grade(every, store, clients, lambda result: None)
             assert results is not None
             scores.append(results[0])
         else:

@@ -139,7 +139,7 @@ def _graded(every: Sequence[Found], out: Path, course: Course, jobs: int, cluste
             else:
                 console.report(f"{next(done)} of {len(every)}: {note}")
 
-        results = class_run.grade(every, course, store, clients, tell)
+        results = class_run.grade(every, store, clients, tell)
     if results is None:
         console.report(f"stopped: finished results are saved in {out}; the same command continues from there")
         raise typer.Exit(INTERRUPTED)

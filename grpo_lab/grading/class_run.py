@@ -116,7 +116,6 @@ def _client(course: Course) -> WorkerClient:
 
 def grade(
     every: Sequence[Found],
-    course: Course,
     store: ResultStore,
     clients: Clients | FarClients,
     tell: Callable[[Result], None],

@@ -107,9 +107,8 @@ def graded(contained):
         patch.setenv("GRADERS_OWN", world.token)
         course = Course(RULES, challenges.secret(world.home / "grading.secret"))
         store = class_run.ResultStore(out / "results", course)
-        results = class_run.grade(
-            submissions.found([others]), course, store, class_run.Clients(course, 2), lambda result: None
-        )
+        every = submissions.found([others])
+        results = class_run.grade(every, store, class_run.Clients(course, 2), lambda result: None)
     left = [pid for pid in descendants() if pid not in before]
     end_descendants(before)
     prctl(PR_SET_CHILD_SUBREAPER, 0)
