@@ -76,7 +76,7 @@ def parts(config: Config) -> dict[str, int]:
         "weights": sum(p.nbytes for p in policy.parameters()),
         "gradients": size * at_once,
         "moments": moments,
-        "reference": sum(p.nbytes for p in policy.parameters() if p.requires_grad) if refers else 0,
+        "reference": size if refers else 0,
         "snapshot": size + moments * later if every and not on_host else 0,
     }
 
