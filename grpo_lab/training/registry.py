@@ -27,18 +27,12 @@ from grpo_lab.training.interventions import Arrangement, Intervention
 from grpo_lab.training.objectives import COMBINATIONS, Combination, resolve
 from grpo_lab.training.observers import OBSERVERS, MeasureExactKL
 
-
-def add_gradients(loss: Tensor, optimizer: Optimizer) -> None:
-    """Add the gradients of a loss () to those of the micro-batches before, as the core's trainer does."""
-    loss.backward()
-
-
 RIGHT: dict[str, dict[str, Callable[..., Any]]] = {
     "log_ratio": {"old": log_ratio_to_old},
     "kl_estimator": ESTIMATORS,
     "advantage_scale": ADVANTAGES,
     "completion_mask": {"position": sampled_tokens, "not_truncated": mask_without_truncated},
-    "accumulation": {"add": add_gradients},
+    "accumulation": {"add": lambda loss, optimizer: loss.backward()},  # as the core's trainer does
     "credit_assignment": CREDIT,
     "importance_sampling_level": LEVELS,
     "surrogate": SURROGATES,
