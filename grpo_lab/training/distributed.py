@@ -33,6 +33,7 @@ from grpo_lab.training.recorder import Notes, Recorder
 from grpo_lab.training.state import Controls, Model, Training
 from grpo_lab.training.variants import ConfiguredTrainer
 
+dist: Any = torch.distributed
 T = TypeVar("T")
 Rows = TypeVar("Rows", Sequence[Any], Tensor)
 BUCKET = 2**22
@@ -70,8 +71,6 @@ class Processes:
     """
 
     def __init__(self, store: Any, rank: int, size: int, minutes: float, lost: Callable[[], str] = str) -> None:
-        import torch.distributed as dist
-
         self.rank, self.size, self._store, self._lost, self._told = rank, size, store, lost, 0
         timeout, deadline = timedelta(minutes=minutes), time.monotonic() + 60 * minutes
         store.set(f"here/{rank}", "")
@@ -85,16 +84,15 @@ class Processes:
                 ) from error
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-        self._dist = dist
 
     def close(self) -> None:
         """Leave the others."""
-        self._dist.destroy_process_group()
+        dist.destroy_process_group()
 
     def place(self, policy: Any) -> None:
         """Give the policy the first rank's weights."""
         for tensor in (*policy.parameters(), *policy.buffers()):
-            self._dist.broadcast(tensor.detach(), src=0)
+            dist.broadcast(tensor.detach(), src=0)
 
     def own(self, batch: Batch) -> Batch:
         """This rank's share of the prompts with their completions, of which there may be none."""
@@ -139,7 +137,7 @@ class Processes:
 
     def _exchange(self, told: _Told) -> list[_Told]:
         heard: list[Any] = [None] * self.size
-        self._with_others(lambda: self._dist.all_gather_object(heard, told))
+        self._with_others(lambda: dist.all_gather_object(heard, told))
         return heard
 
     def _with_others(self, work: Callable[[], Any]) -> None:
@@ -200,7 +198,7 @@ class Processes:
 
     def _reduce(self, values: Tensor) -> None:
         """Add up values over all ranks, in place. A NaN on one of them is a NaN in the sum."""
-        self._with_others(lambda: self._dist.all_reduce(values))
+        self._with_others(lambda: dist.all_reduce(values))
 
 
 def named(rank: int, failed: str) -> str:
@@ -210,19 +208,13 @@ def named(rank: int, failed: str) -> str:
 
 def new_store(port: int = 0) -> Any:
     """The store by which the processes of this machine meet: a new one, or the one behind this port."""
-    import torch.distributed
-
-    distributed: Any = torch.distributed
-    return distributed.TCPStore("127.0.0.1", port, is_master=not port, wait_for_workers=False)
+    return dist.TCPStore("127.0.0.1", port, is_master=not port, wait_for_workers=False)
 
 
 def launchers_store() -> tuple[Any, int]:
     """The store of the processes that `torchrun` has started, on any number of machines, and the rank of this one."""
-    import torch.distributed
-
-    distributed: Any = torch.distributed
-    store, rank, _ = next(distributed.rendezvous("env://"))
-    return distributed.PrefixStore("grpo_lab", store), rank
+    store, rank, _ = next(dist.rendezvous("env://"))
+    return dist.PrefixStore("grpo_lab", store), rank
 
 
 class Shared(ConfiguredTrainer):
