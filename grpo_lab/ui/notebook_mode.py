@@ -3,6 +3,7 @@ model answers or without (`GRPO_LAB_NO_ANSWERS=1`)."""
 
 import os
 import sys
+from typing import Any
 
 from grpo_lab.config.schema import Config
 
@@ -14,11 +15,15 @@ def _asked(*names: str) -> bool:
     return any(os.environ.get(name, "0") not in ("", "0") for name in names)
 
 
+def ipython() -> Any:
+    """The IPython shell of this process, or None: where there is one, IPython has been imported."""
+    module = sys.modules.get("IPython")
+    return module and module.get_ipython()
+
+
 def headless() -> bool:
     """Whether no button can be pressed: by request, in grading, or without a Jupyter kernel."""
-    ipython = sys.modules.get("IPython")
-    kernel = ipython and getattr(ipython.get_ipython(), "kernel", None)
-    return _asked("GRPO_LAB_HEADLESS", "NBGRADER_EXECUTION") or kernel is None
+    return _asked("GRPO_LAB_HEADLESS", "NBGRADER_EXECUTION") or getattr(ipython(), "kernel", None) is None
 
 
 def without_answers() -> bool:

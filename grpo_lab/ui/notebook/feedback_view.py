@@ -20,7 +20,7 @@ from grpo_lab.runs.outcome import outcome
 from grpo_lab.runs.summary import summary
 from grpo_lab.ui import html
 from grpo_lab.ui.live_terminal import sparkline
-from grpo_lab.ui.notebook_mode import headless, without_answers
+from grpo_lab.ui.notebook_mode import headless, ipython, without_answers
 
 _GIVEN = ("prediction", "text")
 """Kinds of answers that are neither right nor wrong yet."""
@@ -29,15 +29,6 @@ _COLOURS = {True: "#009E73", False: "#D55E00"}
 _TONES = {"good": _COLOURS[True], "bad": _COLOURS[False], "calm": "#0072B2", "odd": "#E69F00"}
 _INTERVAL = 0.25
 """Seconds between two updates of a run's line."""
-
-
-def ipython() -> Any:
-    """The IPython shell of this process, or None."""
-    try:
-        from IPython.core.getipython import get_ipython
-    except ImportError:  # the extra `lab` installs it; the checks of a lab work without it
-        return None
-    return get_ipython()
 
 
 def feedback(exercise: Exercise, findings: Sequence[Finding], note: str = "", cell: str = "") -> None:
