@@ -25,7 +25,7 @@ from grpo_lab.training.reference import REFERENCES
 from grpo_lab.training.registry import FORMULAS, carry_over, combination, needs_reference, validated
 from grpo_lab.training.several import OfObjective, PooledObjectives, SeveralObjectives
 from grpo_lab.training.token_notes import Texts
-from grpo_lab.training.updates import RecordedUpdates, adamw, usual_coefficients
+from grpo_lab.training.updates import adamw, usual_coefficients
 from grpo_lab.training.variants import ConfiguredTrainer, of_accumulation, variants
 
 Model = tuple[Any, Any] | None
@@ -56,7 +56,7 @@ class Training:
         self.texts = Texts(self.tokenizer)
         self.recorder.decode = self.texts.prompt
         self.stage, self.steps = config.run.stages[0], range(0)
-        self.updates = self._new_updates()
+        self.updates = adamw(self.policy, config, self.interventions)
         self.trainer: ConfiguredTrainer | SeveralObjectives | None = None
         self.last_verdict: Verdict = Verdict.KEEP
         self.last_metrics: dict[str, float] = {}
@@ -94,14 +94,9 @@ class Training:
         self.last_verdict, self.last_metrics, self.refusals = Verdict.KEEP, {}, []
         if stage == "grpo" and self.may_have_reference:
             self.reference = REFERENCES[self.config.lora.reference](self.policy)
-        self.updates = self._new_updates()
+        self.updates = adamw(self.policy, self.config, self.interventions)
         self.trainer = self._trainer()
         return self.steps
-
-    def _new_updates(self) -> RecordedUpdates:
-        updates = adamw(self.policy, self.config)
-        updates.take_snapshots(self.config.run.snapshot_every, self.interventions)
-        return updates
 
     def asked(self, index: int, controls: Controls) -> tuple[str, ...]:
         """The changes that the controls want before a step."""

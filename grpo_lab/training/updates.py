@@ -142,8 +142,8 @@ class ScaledUpdates(RecordedUpdates):
         return self.scaler.get_scale()
 
 
-def adamw(policy: Any, config: Config) -> RecordedUpdates:
-    """The updates of a policy by AdamW. Raises ModelError for a policy without a trainable weight."""
+def adamw(policy: Any, config: Config, interventions: Arrangement) -> RecordedUpdates:
+    """The updates of a policy by AdamW, with snapshots. Raises ModelError for a policy without a trainable weight."""
     trained = dict(trained_parameters(policy))
     if not trained:
         raise ModelError(f"model {config.model.name!r} has no weight that requires a gradient: unfreeze some")
@@ -155,6 +155,7 @@ def adamw(policy: Any, config: Config) -> RecordedUpdates:
     else:
         updates = RecordedUpdates(policy, trained, optimizer)
     updates.configure(config.optimizer)
+    updates.take_snapshots(config.run.snapshot_every, interventions)
     return updates
 
 
