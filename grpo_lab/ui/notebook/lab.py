@@ -154,7 +154,7 @@ class Lab:
     def progress(self) -> None:
         """Show every exercise of every lab: passed, attempted or open."""
         rows = progress.rows(Path(), messages.language())
-        feedback_view.show(progress_as_text(rows), progress_as_html(rows))
+        feedback_view.show(progress_as_text(rows), html.fill("progress", list(_labs(rows)), MARKS))
 
     def scoreboard(self) -> Scoreboard:
         """The sets of guards that were tried in this lab: what each stopped and cost, fewest guards first."""
@@ -232,17 +232,6 @@ def progress_as_text(rows: Iterable[Row]) -> str:
         lines.append(heading)
         lines += [f"  {MARKS[row.status]} {text(f'progress.{row.status}'):9}  {row.exercise.title}" for row in of_lab]
     return "\n".join(lines)
-
-
-def progress_as_html(rows: Iterable[Row]) -> str:
-    """A folded list a lab."""
-    found = [(lab, any(row.status != "open" for row in each), map(_row_in_words, each)) for lab, each in _labs(rows)]
-    return html.fill("progress", found)
-
-
-def _row_in_words(row: Row) -> str:
-    said = text("progress.row", status=text(f"progress.{row.status}"), title=row.exercise.title)
-    return f"{MARKS[row.status]} {said}"
 
 
 def _labs(rows: Iterable[Row]) -> Iterator[tuple[str, list[Row]]]:
