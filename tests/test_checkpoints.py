@@ -186,7 +186,8 @@ def killed_at(monkeypatch):
         checkpoints.shutil: ("rmtree",),
         checkpoints: ("save_file",),
         Path: ("write_text", "write_bytes", "mkdir", "rename", "replace"),
-        run_folder: ("to_json", "write_model"),
+        run_folder: ("to_json",),
+        loading: ("save",),
     }.items():
         for name in names:
             monkeypatch.setattr(owner, name, counted(getattr(owner, name)))

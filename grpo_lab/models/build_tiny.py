@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from grpo_lab import seeds
-from grpo_lab.models.loading import quiet, sha256
+from grpo_lab.models.loading import save, sha256
 from grpo_lab.models.registry import write_page
 from grpo_lab.paths import data_tables
 from grpo_lab.tasks import tasks
@@ -124,9 +124,7 @@ def build_tiny(
             accuracy = sampled_accuracy(model, *encode(tokenizer, problems.held_out))
         finally:
             torch.set_num_threads(num_threads)
-    with quiet():
-        model.save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
+    save(directory, model, tokenizer)
     built = {
         "seed": seed,
         "num_steps": recipe["num_steps"],

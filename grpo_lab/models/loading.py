@@ -245,6 +245,13 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def save(folder: Path, model: Any, tokenizer: Any) -> None:
+    """Write model and tokenizer into a folder, from which `load` and `--model` take them."""
+    with quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
 def sha256(path: Path) -> str:
     """The checksum of a file, as `sha256sum` prints it."""
     with path.open("rb") as file:

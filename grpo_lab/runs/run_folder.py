@@ -229,17 +229,10 @@ def save_model(folder: Path, policy: Any, tokenizer: Any, merge: bool = False) -
         _save(folder / MERGED, adapters.merged(policy), tokenizer)
 
 
-def write_model(folder: Path, policy: Any, tokenizer: Any) -> None:
-    """Write policy and tokenizer into a folder, from which `--model` takes them."""
-    with loading.quiet():
-        policy.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-
 def _save(folder: Path, policy: Any, tokenizer: Any) -> None:
     part = folder.with_name(f"{folder.name}.part")  # a half-written model must not look complete
     try:
-        write_model(part, policy, tokenizer)
+        loading.save(part, policy, tokenizer)
         shutil.rmtree(folder, ignore_errors=True)  # of the same run before it went on
         part.rename(folder)
     except (OSError, SafetensorError) as error:

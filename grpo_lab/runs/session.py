@@ -622,7 +622,7 @@ class Execution:
         about = {"version": VERSION, "step": index, "stage": training.stage, "events": self.num_events}
         state = {**about, "restarts": self.restarts, **self.origin, **saved_state.taken(training)}
         try:
-            model = partial(run_folder.write_model, policy=training.policy, tokenizer=training.tokenizer)
+            model = partial(loading.save, model=training.policy, tokenizer=training.tokenizer)
             size = checkpoints.write(place, state, model)
             checkpoints.rotate(self._folder)
         except OSError as error:
