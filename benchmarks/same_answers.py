@@ -122,7 +122,7 @@ def cases(lab: str, name: str) -> Answers:
     """Of an exercise's test inputs in each round, how many they are, and the sum of their numbers."""
     from grpo_lab.course import evaluate, registry
 
-    task = registry.exercise(lab, name)
+    task = registry.lab_page(lab).exercises[name]
     yield (name, "exercise"), f"{task.title}: {task.kind}, {task.points} points"
     for seed, transformed in itertools.product(SEEDS, (False, True)):
         if found := evaluate.asked(task, seed, transformed):
@@ -146,7 +146,7 @@ def findings(lab: str, name: str, key: str, source: str) -> Answers:
     from grpo_lab.course.exercises import Function
     from grpo_lab.grading.grader import SCORING
 
-    path, task, place = Path(f"{name}.py"), registry.exercise(lab, name), (name, "answers", key)
+    path, task, place = Path(f"{name}.py"), registry.lab_page(lab).exercises[name], (name, "answers", key)
     path.write_text(source, encoding="utf-8")
     yield (*place, "source"), _hash(source)
     shown, reasons, seeds = evaluate.check(task, path), list[str](), dict[str, list[str]]()
@@ -177,7 +177,7 @@ def _letter(found: Any, reasons: list[str]) -> str:
 
 def attack(tier: int, name: str) -> Answers:
     """The marks of an attack, without numbers and names of the machine, and the number of its traces."""
-    from grpo_lab.course.registry import exercise
+    from grpo_lab.course.registry import lab_page
     from grpo_lab.grading.grader import Course, Grader
     from grpo_lab.grading.notebooks import Submission
     from grpo_lab.grading.rules import Rules
@@ -195,7 +195,7 @@ def attack(tier: int, name: str) -> Answers:
     try:
         for lab, task in PLACES:
             answers = {task: told.answer(lab, task, world.known())}
-            mark = grader.mark(Submission("one", "one.ipynb", lab, "00", answers), exercise(lab, task))
+            mark = grader.mark(Submission("one", "one.ipynb", lab, "00", answers), lab_page(lab).exercises[task])
             said = [mark.note, *(f"{each.got} | {each.why}" for each in mark.findings if not each.right)]
             clean = [re.sub(r"\d[\d,.]*", "#", each.replace(world.token, "TOKEN")) for each in said if each]
             yield (*place, f"{lab}/{task}"), [f"{mark.status}, {mark.points:g} of {mark.out_of}", *clean]

@@ -81,7 +81,7 @@ def assert_all_chinese(answers, folder, language):
     for each in answers:
         file = folder / f"{each.exercise}.py"
         file.write_text(each.source, encoding="utf-8")
-        for finding in evaluate.folded(evaluate.check(registry.exercise(each.lab, each.exercise), file)):
+        for finding in evaluate.folded(evaluate.check(registry.lab_page(each.lab).exercises[each.exercise], file)):
             for english, text in zip(finding[1:], translation.in_language(finding, language)[1:], strict=True):
                 assert_chinese(text, english)
 

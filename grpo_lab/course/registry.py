@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 from grpo_lab.course import pages
-from grpo_lab.course.exercises import Exercise, LabPage
-from grpo_lab.errors import ConfigError, DataError, check_known, unknown
+from grpo_lab.course.exercises import LabPage
+from grpo_lab.errors import ConfigError, DataError, unknown
 from grpo_lab.paths import OWN, labs_directory, own_directory
 
 
@@ -63,10 +63,3 @@ def _folders() -> dict[str, Path]:
 
 def _in(folder: Path) -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{pages.FILE}"))}
-
-
-def exercise(lab: str, name: str) -> Exercise:
-    """One exercise of a lab. Raises ConfigError for an unknown one."""
-    exercises = lab_page(lab).exercises
-    check_known(f"exercise of {lab}", [name], exercises)
-    return exercises[name]

@@ -102,7 +102,7 @@ def test_what_does_not_run_is_a_finding_too(write, source, got):
     ],
 )
 def test_a_wrong_signature_is_said_once_with_the_call_of_the_probe(write, lab, name, source, said):
-    (found,) = evaluate.check(registry.exercise(lab, name), write(source))
+    (found,) = evaluate.check(registry.lab_page(lab).exercises[name], write(source))
     assert not found.right and found.got.startswith(said)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from grpo_lab.course.exercises import Finding, Values
-from grpo_lab.course.registry import exercise, lab_page
+from grpo_lab.course.registry import lab_page
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.grading import challenges
 from grpo_lab.grading.grader import SCORING, Course, Grader
@@ -32,7 +32,7 @@ def submission(lab, digest="00", notes=None, **answers):
 
 def marked(grader, mutant, **about):
     handed_in = submission(mutant.lab, **about, **{mutant.exercise: mutant.source})
-    return grader.mark(handed_in, exercise(mutant.lab, mutant.exercise))
+    return grader.mark(handed_in, lab_page(mutant.lab).exercises[mutant.exercise])
 
 
 def one_each(answers):
@@ -55,7 +55,7 @@ def test_a_wrong_answer_earns_nothing_and_learns_why(grader, mutant):
 def test_the_reference_earns_all(grader, mutant):
     mark = marked(grader, mutant)
     assert [finding for finding in mark.findings if not finding.right] == []
-    if exercise(mutant.lab, mutant.exercise).kind == "text":
+    if lab_page(mutant.lab).exercises[mutant.exercise].kind == "text":
         assert mark.status == BY_HAND and mark.points == 0 and len(mark.text.split()) > 40
     else:
         assert mark.status == RIGHT and mark.points == mark.out_of > 0
@@ -73,7 +73,9 @@ def test_another_attempt_asks_something_else_and_gives_the_same(grader):
     found = []
     for attempt in (1, 2):
         one = under(grader, attempt=attempt)
-        both = [one.mark(submission("05_kl", k3=source), exercise("05_kl", "k3")) for source in (reference, wrong)]
+        both = [
+            one.mark(submission("05_kl", k3=source), lab_page("05_kl").exercises["k3"]) for source in (reference, wrong)
+        ]
         found.append([(mark.status, mark.points) for mark in both])
         found.append([finding.got for mark in both for finding in mark.findings])
     assert found[0] == found[2] == [(RIGHT, 2.0), (WRONG, 0.0)]
@@ -82,20 +84,20 @@ def test_another_attempt_asks_something_else_and_gives_the_same(grader):
 
 def test_the_same_attempt_asks_the_same_of_the_same_file_and_something_else_of_another(grader):
     handed_in = [submission("05_kl", digest, k3=mutants.solution("05_kl", "k3")) for digest in ("00", "00", "01")]
-    first, again, other = (grader.mark(each, exercise("05_kl", "k3")).findings for each in handed_in)
+    first, again, other = (grader.mark(each, lab_page("05_kl").exercises["k3"]).findings for each in handed_in)
     assert first == again
     assert [finding.got for finding in first] != [finding.got for finding in other]
 
 
 def test_cells_that_a_person_chooses_from_are_not_graded(grader):
     handed_in = replace(submission("05_kl", notes={"k3": "two cells begin alike"}), undecided=frozenset({"k3"}))
-    mark = grader.mark(handed_in, exercise("05_kl", "k3"))
+    mark = grader.mark(handed_in, lab_page("05_kl").exercises["k3"])
     assert (mark.status, mark.points, mark.note) == (FAILED, 0.0, "two cells begin alike")
 
 
 def test_what_is_not_there_earns_nothing_and_says_so(grader):
     for notes in ({}, {"k3": "its cell is empty"}):
-        mark = grader.mark(submission("05_kl", notes=notes), exercise("05_kl", "k3"))
+        mark = grader.mark(submission("05_kl", notes=notes), lab_page("05_kl").exercises["k3"])
         assert (mark.status, mark.points, mark.note) == (UNANSWERED, 0.0, notes.get("k3", ""))
 
 
@@ -114,7 +116,7 @@ def test_what_is_not_there_earns_nothing_and_says_so(grader):
     ],
 )
 def test_what_does_not_run_is_wrong_and_says_why(grader, source, said):
-    mark = grader.mark(submission("05_kl", k3=source), exercise("05_kl", "k3"))
+    mark = grader.mark(submission("05_kl", k3=source), lab_page("05_kl").exercises["k3"])
     assert (mark.status, mark.points) == (WRONG, 0.0)
     assert said in " ".join(f"{finding.got} {finding.why}" for finding in mark.findings).replace("Nothing", "nothing")
 
@@ -123,7 +125,7 @@ def test_what_fails_here_is_not_the_learners_fault(grader):
     def judge(values, seed):
         raise ZeroDivisionError("a check with a mistake")
 
-    task = replace(exercise("05_kl", "forecast"), check=Values(("answer",), judge))
+    task = replace(lab_page("05_kl").exercises["forecast"], check=Values(("answer",), judge))
     mark = grader.mark(submission("05_kl", forecast='answer = "a"'), task)
     assert (mark.status, mark.points) == (FAILED, 0.0)
     assert mark.note == "the grader failed: ZeroDivisionError: a check with a mistake"
@@ -138,7 +140,7 @@ def test_scoring_in_shares():
 
 def test_a_share_of_the_points_where_the_rules_say_so(grader):
     answer = 'k1, k2, k3, hinge = "c", "a", "b", "e"'
-    mark = under(grader, scoring="share").mark(submission("05_kl", pulls=answer), exercise("05_kl", "pulls"))
+    mark = under(grader, scoring="share").mark(submission("05_kl", pulls=answer), lab_page("05_kl").exercises["pulls"])
     assert (mark.status, mark.points, mark.out_of) == (WRONG, 1.5, 2)
 
 

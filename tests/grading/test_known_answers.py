@@ -10,7 +10,7 @@ from grpo_lab.config.schema import Config
 from grpo_lab.course import evaluate
 from grpo_lab.course.exercises import Finding, Function
 from grpo_lab.course.known_answers import changed
-from grpo_lab.course.registry import exercise, lab_folder, lab_page
+from grpo_lab.course.registry import lab_folder, lab_page
 from grpo_lab.course.tried_answers import fault
 from grpo_lab.errors import DataError, Sentence
 from grpo_lab.training.registry import FORMULAS
@@ -56,7 +56,7 @@ def test_an_answer_whose_check_trains_is_judged_so(place):
 
 def solved(answer):
     """What no reason may hold: the reference's lines of code, or the numbers and names that were to be found."""
-    task, solution = exercise(answer.lab, answer.exercise), mutants.solution(answer.lab, answer.exercise)
+    task, solution = lab_page(answer.lab).exercises[answer.exercise], mutants.solution(answer.lab, answer.exercise)
     if isinstance(task.check, Function):
         return {line.strip().removeprefix("return ") for line in solution.split("\n") if len(line.strip()) >= 20}
     if task.kind != "configuration":
@@ -69,7 +69,7 @@ def solved(answer):
 
 def told(answer, load):
     """The reasons that an answer is given in the notebook and in both rounds of a grade."""
-    task, module = exercise(answer.lab, answer.exercise), load(answer.source)
+    task, module = lab_page(answer.lab).exercises[answer.exercise], load(answer.source)
     for seed, transformed in ((0, False), (1, False), (1, True)):
         cases = evaluate.asked(task, seed, transformed)
         given = evaluate.run(task, module, [case.inputs for case in cases])

@@ -15,7 +15,7 @@ from grpo_lab.course import answers, evaluate, mysteries, trials
 from grpo_lab.course.compare import differs
 from grpo_lab.course.exercises import Function
 from grpo_lab.course.judges import LEAST_SAVED
-from grpo_lab.course.registry import exercise, lab_page
+from grpo_lab.course.registry import lab_page
 from grpo_lab.events import Stepped
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.runs.outcome import outcome
@@ -32,12 +32,12 @@ RECORDS, REMEDIES, RUNS = (
 
 
 def findings(lab, name, seed=0, **answer):
-    return evaluate.check(exercise(lab, name), answer, seed)
+    return evaluate.check(lab_page(lab).exercises[name], answer, seed)
 
 
 def function(lab, name):
     """The check of an exercise that asks for a function."""
-    check = exercise(lab, name).check
+    check = lab_page(lab).exercises[name].check
     assert isinstance(check, Function)
     return check
 

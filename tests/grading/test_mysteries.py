@@ -8,7 +8,7 @@ import pytest
 from grpo_lab.analysis.diagnosis import diagnose
 from grpo_lab.config.catalog import scenario_names
 from grpo_lab.course import evaluate, mysteries
-from grpo_lab.course.registry import exercise
+from grpo_lab.course.registry import lab_page
 from grpo_lab.events import Stepped
 from grpo_lab.runs.recordings import find
 from grpo_lab.runs.session import Session
@@ -16,7 +16,7 @@ from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS
 
 KEY = mysteries.key()
-VERDICTS = exercise("08_mystery_runs", "verdicts")
+VERDICTS = lab_page("08_mystery_runs").exercises["verdicts"]
 
 
 def test_one_of_each_cause_in_an_order_of_the_seed():

@@ -15,7 +15,7 @@ from grpo_lab.course import answers, evaluate, probes
 from grpo_lab.course.answers import Given
 from grpo_lab.course.compare import Span, differs
 from grpo_lab.course.exercises import Function
-from grpo_lab.course.registry import exercise
+from grpo_lab.course.registry import lab_page
 from tests.grading.mutants import FUNCTIONS
 
 every_function = pytest.mark.parametrize("asked_for", FUNCTIONS.values(), ids=FUNCTIONS)
@@ -120,7 +120,7 @@ def test_what_nothing_leads_back_to_has_a_gradient_of_0():
     ],
 )
 def test_a_right_value_with_a_wrong_gradient_fails_by_its_gradient_alone(lab, name, answer):
-    wrong = [each for each in evaluate.check(exercise(lab, name), {name: answer}, FRESH) if not each.right]
+    wrong = [each for each in evaluate.check(lab_page(lab).exercises[name], {name: answer}, FRESH) if not each.right]
     assert wrong and all("gradient" in finding.what for finding in wrong)
 
 

@@ -8,7 +8,7 @@ import torch
 from grpo_lab.config.catalog import preset
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.course import evaluate, trials
-from grpo_lab.course.registry import exercise
+from grpo_lab.course.registry import lab_page
 from grpo_lab.errors import ConfigError
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Outcome
@@ -103,7 +103,7 @@ def test_a_judge_runs_no_file_that_an_answer_names(setting, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef f(delta, *_):\n    return delta\n")
     values = {"guards": ("skip_nonfinite",), "overrides": (f"{setting}={file}:f",)}
-    (finding,) = evaluate.check(exercise("08_mystery_runs", "stable"), values, seed=1)
+    (finding,) = evaluate.check(lab_page("08_mystery_runs").exercises["stable"], values, seed=1)
     assert not finding.right and "names a file" in finding.why
     assert not (tmp_path / "ran").exists()
 

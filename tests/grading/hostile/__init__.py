@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_lab.course.exercises import Function, Values
-from grpo_lab.course.registry import exercise
+from grpo_lab.course.registry import lab_page
 from tests.grading import mutants
 
 NONE = ("__init__", "conftest", "world")
@@ -44,7 +44,7 @@ class Attack(NamedTuple):
 
     def answer(self, lab: str, name: str, world: Mapping[str, Any]) -> str:
         """The text of this exercise's cell."""
-        source, check = self.knowing(world), exercise(lab, name).check
+        source, check = self.knowing(world), lab_page(lab).exercises[name].check
         if not self.called:
             return source if self.said else f"{source}\n\n{mutants.solution(lab, name)}"
         if isinstance(check, Function):
