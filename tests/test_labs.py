@@ -21,7 +21,7 @@ from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import html
 from grpo_lab.ui.notebook import Lab, feedback_view
-from grpo_lab.ui.notebook.lab import buttons, explanation
+from grpo_lab.ui.notebook.lab import buttons
 
 RIGHT = "def double(x):\n    return x + x\n"
 
@@ -326,7 +326,7 @@ def test_questions_explain_what_was_chosen(lab, capsys):
 def test_code_in_a_question_is_marked():
     asked = Question("Does `a < b` hold?", (("no", "`b` is 1."), ("yes", "It does.")), 1)
     title, *_ = buttons([asked]).children[0].children
-    assert "<code>a &lt; b</code>" in title.value and "<code>b</code> is 1." in explanation(asked, 0)
+    assert "<code>a &lt; b</code>" in title.value and "<code>b</code> is 1." in html.fill("explanation", asked, 0)
     assert "`" not in html.fill("questions", [asked])
 
 

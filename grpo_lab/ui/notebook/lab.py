@@ -6,6 +6,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -113,8 +114,7 @@ class Lab:
     def show_verdicts(self, *_: Any) -> None:
         """Show the verdicts that are due on predictions; a notebook calls it after each cell."""
         for verdict in self._predictions.verdicts():
-            lines = [line.strip() for line in str(verdict).split("\n")]
-            feedback_view.show(str(verdict), html.fill("verdict", lines))
+            feedback_view.show(str(verdict), html.fill("verdict", str(verdict)))
 
     def points(self, name: str) -> float:
         """The points of an answer when its cell last ran here, otherwise 0.0. nbgrader's cells end with it.
@@ -213,16 +213,11 @@ def buttons(questions: Sequence[Question]) -> Any:
         layout = {"width": "max-content", "max_width": "100%"}
         choice = ipywidgets.RadioButtons(options=options, value=None, layout=layout)
         reply = ipywidgets.HTML()
-        choice.observe(lambda change: setattr(reply, "value", explanation(question, change["new"])), names="value")
+        explained = partial(html.fill, "explanation", question)
+        choice.observe(lambda change: setattr(reply, "value", explained(change["new"])), names="value")
         return ipywidgets.VBox([ipywidgets.HTML(html.fill("question", number, question.text)), choice, reply])
 
     return ipywidgets.VBox([box(*each) for each in enumerate(questions, start=1)]).add_class("grpo-lab-questions")
-
-
-def explanation(question: Question, chosen: int) -> str:
-    """The explanation of a chosen option, as HTML."""
-    word = text("question.right") if chosen == question.right else text("question.wrong")
-    return html.fill("explanation", word, question.options[chosen][1])
 
 
 def progress_as_text(rows: Iterable[Row]) -> str:
