@@ -52,12 +52,10 @@ def suggest(config: Config, events: Sequence[Event] = ()) -> Suggestion | None:
         return None
     findings = diagnose(from_events(events)).findings if events else ()
     shown = {name for found in findings for name in found.cause.scenarios}
-
-    found = []
-    for case in held:  # the change of each at the places where the config holds the cause
-        change = tuple(_placed(case.heals[0].change, config, _of_heal(case)))
-        found.append((case.name != config.run.name, case.name not in shown, -len(change), case, change))
-    *_, case, change = min(found, key=lambda row: row[:3])
+    # The change of each at the places where the config holds the cause.
+    changes = {case.name: tuple(_placed(case.heals[0].change, config, _of_heal(case))) for case in held}
+    case = min(held, key=lambda each: (each.name != config.run.name, each.name not in shown, -len(changes[each.name])))
+    change = changes[case.name]
     return Suggestion(case, replace(case.heals[0], change=change), config.with_(*change))
 
 
