@@ -77,7 +77,7 @@ class Task(NamedTuple):
 def tasks(parts: Iterable[str] = PARTS, inputs: Path = INPUTS) -> list[Task]:
     """Everything that these parts compute, the slow ones first. It alone names the tables of answers."""
     from grpo_lab.course import registry
-    from grpo_lab.grading.sandbox.box import TIERS
+    from grpo_lab.grading.sandbox.box import PROMISED
     from grpo_lab.runs.recordings import recording_names
     from tests.grading import hostile, mutants
 
@@ -100,7 +100,7 @@ def tasks(parts: Iterable[str] = PARTS, inputs: Path = INPUTS) -> list[Task]:
                 for each, key in answers
             ),
         ],
-        "attacks": [Task("attacks", "attack", (tier, name), True) for tier in TIERS for name in hostile.attacks()],
+        "attacks": [Task("attacks", "attack", (tier, name), True) for tier in PROMISED for name in hostile.attacks()],
         "diagnosis": [
             *(Task("diagnosis", "diagnosis", (f"recording {name}", {"recording": name})) for name in recording_names()),
             *(Task("diagnosis", "diagnosis", (f"log {name}", log)) for name, log in logs.items()),
@@ -212,7 +212,7 @@ def _unusable(tier: int) -> str:
     from grpo_lab.grading.rules import Rules
     from grpo_lab.grading.sandbox import box
 
-    contained = box.TIERS[tier]
+    contained = box.at_least(tier)
     try:
         return box.unusable(contained, Rules(**ATTACKED).limits) or "it is not root" * contained.exposed
     except ConfigError as error:

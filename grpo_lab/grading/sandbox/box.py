@@ -113,7 +113,6 @@ _USER = SAID["own_user" if sys.platform == "linux" and os.getuid() == 0 else "yo
 PROCESS = Tier(0, **SAID["tier_0"], wrap=list)
 PROCESS = replace(PROCESS, contained=Sentence(PROCESS.contained, Sentence(_USER)))
 BUBBLEWRAP = Tier(2, **SAID["tier_2"], wrap=_bubblewrapped)
-TIERS = {tier.number: tier for tier in (PROCESS, BUBBLEWRAP)}
 
 
 def at_least(required: int) -> Tier:
