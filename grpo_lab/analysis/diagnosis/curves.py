@@ -200,7 +200,7 @@ def falls(values: Curve) -> Mask:
     kept, found = finite(values), fell(values)
     if found.any() or not len(kept):
         return found
-    bound = start(kept) - 3 * noise(kept)
+    bound = start(kept) - 3 * level_noise(kept)
     return at(first_lasting(values < bound) or 0, values, float(kept[-max(2, len(kept) // 10) :].mean()) < bound)
 
 

@@ -135,15 +135,12 @@ def _of_rows(rows: Sequence[dict[str, Any]], about: Table) -> list[Table]:
 
 def _wide(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """The rows with a column for each metric, where a log has one of them a row, as MLflow's export."""
-    first = rows[0] if rows else {}
-    key, step = next((key for key in _FILES["of_metric"] if key in first), ""), next(iter(counters(first)), "")
-    if not key or not step or "value" not in first:
-        return rows
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in rows:
-        about = {name: value for name, value in row.items() if name not in (key, "value", "timestamp")}
-        found.setdefault((_label(about), row[step]), about)[row[key]] = row["value"]
-    return [*found.values()]
+    key = next((name for name in _FILES["of_metric"] if rows and {name, "value"} <= rows[0].keys()), "")
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows if key and counters(rows[0]) else ():
+        about = {name: each for name, each in row.items() if name not in (key, "value", "timestamp")}
+        found.setdefault(tuple(about.values()), about)[row[key]] = row["value"]
+    return [*found.values()] or rows
 
 
 def _runs_in_columns(rows: Sequence[dict[str, Any]]) -> dict[str, Columns]:
@@ -446,24 +443,19 @@ def _of_runs(runs: dict[str, Columns], format: str, notes: Sequence[Fact] = (), 
 
 def _read(text: Text, separator: str) -> tuple[list[dict[str, Any]], list[Fact]]:
     """The rows of a CSV, and a note if its last row is cut. An empty cell was not logged; the text nan is NaN."""
-    lines, damaged = text.said.lstrip("\n").split("\n"), "damaged CSV, {}; give the file as it was exported"
+    lines, rows = text.said.lstrip("\n").split("\n"), list[dict[str, Any]]()
+    reader = csv.DictReader(lines, delimiter=separator, skipinitialspace=True)
     try:
-        names, *rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        for number, row in enumerate(reader, start=2):
+            beyond = row.pop(None, ())  # the line may end in a separator
+            if any(map(str.strip, beyond)):
+                raise csv.Error(f"row {number} has {len(row) + len(beyond)} cells of {len(row)}")
+            rows.append(row)
     except csv.Error as error:
-        raise LogError(f"{text.name}: {damaged.format(error)}") from error
-    rows, notes = [row for row in rows if row], []
-    for row in rows:
-        if not any(map(str.strip, row[len(names) :])):  # the line ends in a separator
-            del row[len(names) :]
-    for number, row in enumerate(rows, start=2):
-        if len(row) > len(names):
-            said = f"row {number} has {len(row)} cells of {len(names)}"
-            raise LogError(f"{text.name}: {damaged.format(said)}")
-    if lines[-1] and rows and len(rows[-1]) < len(names):
-        rows.pop()
-        notes.append(fact("cut"))
-    names = [name.strip() for name in names]
-    return [dict(zip(names, row, strict=False)) for row in rows], notes
+        raise LogError(f"{text.name}: damaged CSV, {error}; give the file as it was exported") from error
+    cut = bool(lines[-1] and rows and None in rows[-1].values())
+    return rows[: len(rows) - cut], [fact("cut")] if cut else []
 
 
 def _of_panel(rows: list[dict[str, Any]], notes: list[Fact], axis: str) -> list[Table]:
@@ -496,9 +488,6 @@ def named_in(file: str) -> tuple[str, str] | None:
     (('run_a', 'train/kl'), ('run-a', 'train/rewards/short/mean'), None)
     """
     stem = _PATTERNS["again"].sub("", file.removesuffix(".gz").removesuffix(".csv"))
-    run, tagged, tag = stem.partition("-tag-")
-    if tagged and tag not in _TAGS and meaning(tag):
-        return run, tag
     for at in (0, *(separator.end() for separator in re.finditer(r"[_\-. ]", stem))):
         of_function = _PATTERNS["of_function"].fullmatch(stem, at)
         metric = of_function.expand(r"\1/rewards/\2/mean").lstrip("/") if of_function else _TAGS.get(stem[at:])
@@ -506,7 +495,8 @@ def named_in(file: str) -> tuple[str, str] | None:
             run = stem[:at].rstrip("_-. ").removesuffix("-tag").rstrip("_-. ")
             of_another = not metric.startswith(PREFIXES) and ("train_" in run or _PATTERNS["other"].match(run))
             return None if "-tag-" in run or of_another else (run, metric)
-    return None
+    run, tagged, tag = stem.partition("-tag-")
+    return (run, tag) if tagged and meaning(tag) else None
 
 
 READERS: tuple[Callable[[Text], list[Table]], ...] = (read_json, read_csv, read_table, read_console)
