@@ -65,24 +65,12 @@ def read_json(text: Text) -> list[Table]:
         return _of_runs(runs, "json")
     if rows := _rows_of(whole):
         return _of_rows(rows, Table({}, "json"))
-    if whole is None and (rows := _whole_rows(text.said)):
+    rest = _PATTERNS["history"].search(text.said) if whole is None else None
+    if rest and (rows := parsed(rest[1] + "]")):
         return _of_rows(rows, Table({}, "log_history", [fact("cut")], source="trl"))
     if whole is None and parsed(text.first) is None:
         raise LogError(f"{text.name}: damaged JSON, it ends or breaks off in the middle; give the whole file")
     return _of_lines(text)
-
-
-def _whole_rows(said: str) -> list[dict[str, Any]]:
-    """The rows of a log_history that breaks off, without one that does."""
-    before, rows = _PATTERNS["history"].search(said), []
-    while before and said.startswith("{", before.end()):
-        try:
-            row, end = json.JSONDecoder().raw_decode(said, before.end())
-        except ValueError:
-            break
-        rows.append(row)
-        before = _PATTERNS["between"].match(said, end)
-    return rows
 
 
 def _of_lines(text: Text) -> list[Table]:
