@@ -465,3 +465,29 @@ def test_tensorboard_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_accumulator", None)
     with pytest.raises(LogError, match=r"pip install .*tensorboard"):
         logs.read(log_in("tensorboard"))
+
+
+@pytest.mark.parametrize("case", ["csv", "markdown-evaluations-beside", "own-block", "own-brackets", "unsloth"])
+@pytest.mark.parametrize(
+    "margin",
+    [
+        "> ",
+        "+",
+        "- ",
+        "    ",
+        "[rank0]: ",
+        "train.log:{0}:",
+        "{0:4}  ",
+        "{0}: ",
+        "2025-03-01 12:00:{0:02} INFO a.py:88 - ",
+    ],
+)
+def test_what_stands_before_each_line_is_none_of_the_log(write, case, margin):
+    whole = log_in(case).read_text(encoding="utf-8")
+    lines = [margin.format(place) + line for place, line in enumerate(whole.splitlines(True)[:50], start=1)]
+    one, other = (
+        logs.read(write("a.txt", "".join(whole.splitlines(True)[:50]))),
+        logs.read(write("b.txt", "".join(lines))),
+    )
+    assert one.metrics.keys() == other.metrics.keys() and len(one.steps) > 2
+    assert all(one.metrics[name].equals(other.metrics[name]) for name in one.metrics)

@@ -8,7 +8,6 @@ text, page or notebook. Event files need the package `tensorboard` (the extra of
 import csv
 import html
 import itertools
-import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -476,6 +475,9 @@ def named_in(file: str) -> tuple[str, str] | None:
     (('run_a', 'train/kl'), ('run-a', 'train/rewards/short/mean'), None)
     """
     stem = _PATTERNS["again"].sub("", file.removesuffix(".gz").removesuffix(".csv"))
+    run, tagged, tag = stem.partition("-tag-")
+    if tagged and tag not in _TAGS and meaning(tag):
+        return run, tag
     for at in (0, *(separator.end() for separator in re.finditer(r"[_\-. ]", stem))):
         of_function = _PATTERNS["of_function"].fullmatch(stem, at)
         metric = of_function.expand(r"\1/rewards/\2/mean").lstrip("/") if of_function else _TAGS.get(stem[at:])
@@ -483,8 +485,7 @@ def named_in(file: str) -> tuple[str, str] | None:
             run = stem[:at].rstrip("_-. ").removesuffix("-tag").rstrip("_-. ")
             of_another = not metric.startswith(PREFIXES) and ("train_" in run or _PATTERNS["other"].match(run))
             return None if "-tag-" in run or of_another else (run, metric)
-    run, tagged, tag = stem.partition("-tag-")
-    return (run, tag) if tagged and meaning(tag) else None
+    return None
 
 
 READERS: tuple[Callable[[Text], list[Table]], ...] = (read_json, read_csv, read_table, read_console)

@@ -84,31 +84,31 @@ def decoded(data: bytes, name: str) -> str:
 def with_points(text: str) -> str:
     """The text with points for the commas of decimals, if it has commas alone, as "0,25" in a German table."""
     begin = text[: _LIMITS["of_margins"]]
-    commas = len(_PATTERNS["no_thousands"].findall(begin)) > 4 and not re.search(r"\d\.\d", begin)
+    commas = len(_PATTERNS["no_thousands"].findall(begin)) > 4 and not _PATTERNS["point"].search(begin)
     return _PATTERNS["decimal"].sub(r"\1.", text) if commas else text
 
 
 def without_margin(text: str) -> str:
-    """The text without what stands before nearly all its lines, as marks of a quotation, line numbers, or a time.
+    """The text without what stands before its lines, as marks of a quotation, line numbers, or a time.
 
-    A page may show a text as a table of one column, with bars around its lines. Numbers of lines grow by one from each
-    to the next; those of steps may, too, but each of their lines has a value.
+    The first line and nearly all others have it. A page may show a text as a table of one column, with bars around its
+    lines. Numbers of lines grow by one from each to the next; those of steps may, too, but all their lines have values.
     """
 
     def sample() -> list[str]:
         """The first lines that are not blank, without the last of them, which may be cut."""
-        return [line for line in text[: _LIMITS["of_margins"]].split("\n") if line.strip()][:-1]
+        return [line for line in text[: _LIMITS["of_margins"]].split("\n") if line.strip()][:-1] or [""]
 
     if all(line.rstrip().endswith("|") and "|" not in line.strip("| ") for line in sample()):
         text = re.sub(r"(?m)^[ |]+|[ |]+$", "", text)
-    for margin in patterns("margins").values():
-        lines = sample()
-        found = [match for line in lines if (match := margin.match(line))]
-        if margin.groups:
-            numbers = [int(match[1]) for match in found]
-            counted = [*range(numbers[0], numbers[0] + len(lines))] == numbers if numbers else False
-            found = found if counted and not all(re.search(r"\d", each.string[each.end() :]) for each in found) else []
-        if found and 10 * len(found) >= 9 * len(lines):
+    for name, margin in patterns("margins").items():
+        found = [margin.match(line) for line in sample()]
+        if name == "number":
+            numbers = [int(match[1]) if match else -1 for match in found]
+            counted = numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+            valued = all(match and re.search(r"\d", match.string[match.end() :]) for match in found)
+            found = found if counted and not valued else [None]
+        if found[0] and 10 * found.count(None) <= len(found):
             text = re.sub(f"(?m)^{margin.pattern}", "", text)
     return textwrap.dedent(text)
 
