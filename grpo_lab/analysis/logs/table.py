@@ -114,7 +114,8 @@ def meaning(name: str) -> Meaning | None:
     >>> meaning("Avg Response Len").metric, meaning("eval_acc").metric, meaning("actor/ppo_kl"), meaning("reward_min")
     ('completions/mean_length', 'eval/reward', None, None)
     """
-    if exact := _EXACT.get(bare(name)):
+    name = bare(name)
+    if exact := _EXACT.get(name):
         return Meaning(*exact)
     words, held_out = words_of(name)
     first, _, rest = name.partition("/")
