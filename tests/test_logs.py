@@ -467,7 +467,7 @@ def test_tensorboard_that_is_not_installed(monkeypatch):
         logs.read(log_in("tensorboard"))
 
 
-@pytest.mark.parametrize("case", ["csv", "markdown-evaluations-beside", "own-block", "own-brackets", "unsloth"])
+@pytest.mark.parametrize("case", ["csv", "markdown-evaluations-alone", "own-block", "own-brackets", "unsloth"])
 @pytest.mark.parametrize(
     "margin",
     [

@@ -86,7 +86,7 @@ def record_forms(said: str) -> tuple[int, ...]:
 
 def _rows(said: str) -> Iterator[_Row]:
     """The rows, each with at least one measure: a new one begins with another step, or where a name is there again."""
-    row, depth, bars = _Row(0), 0, {}
+    row, depth, bars, heading = _Row(0), 0, {}, ""
     records, dictionaries = record_forms(said)
     for match in _PATTERNS["line"].finditer(said):
         line = _PATTERNS["colour"].sub("", PREFIX.sub("", match[0]).replace("\n", ""))
@@ -96,7 +96,8 @@ def _rows(said: str) -> Iterator[_Row]:
             continue
         if _PATTERNS["of_table"].match(line):
             continue
-        counts, pairs = _pairs(_PATTERNS["wrapped"].sub(r"\1", line))
+        counts, pairs = _pairs(_PATTERNS["wrapped"].sub(r"\1", line), heading)
+        heading = line if not pairs and line.rstrip().endswith(":") else "" if counts else heading
         known = measured(pairs)
         before = PREFIX.sub("", match["before"] or "")
         alone = (match["row"] or "").startswith("{'") and _PATTERNS["before"].fullmatch(before) is not None
@@ -121,8 +122,8 @@ def _rows(said: str) -> Iterator[_Row]:
         yield row
 
 
-def _pairs(line: str) -> tuple[dict[str, int], dict[str, str]]:
-    """The counters in a line, as "Step 12", and its names with their numbers."""
+def _pairs(line: str, heading: str = "") -> tuple[dict[str, int], dict[str, str]]:
+    """The counters in a line, as "Step 12", and its names with their numbers, which are below a heading."""
     counts: dict[str, int] = {}
     for match in _PATTERNS["step"].finditer(line):
         kind = match["kind"].lower()
@@ -135,13 +136,15 @@ def _pairs(line: str) -> tuple[dict[str, int], dict[str, str]]:
     if line[:1] in "|│┃":  # a table of names and values
         line = re.sub(r"\s*[|│┃]\s*", " : ", line).strip(" :")
     found = list(_PATTERNS["pair"].finditer(line))
-    before = "eval/" if found and (_PATTERNS["held_out"].match(line[: found[0].end("name")])) else ""
+    held_out = map(_PATTERNS["held_out"].match, (heading, line[: found[0].end("name")] if found else ""))
+    before = "eval/" if any(held_out) else ""
     pairs = {}
     for match in found:
         name = _PATTERNS["is"].sub("", " ".join(match["name"].split()))
         name = name if words_of(name)[1] else before + name
         pairs[name] = match["value"] + ("%" if match["percent"] else "")
-    return counts, {name: value for name, value in pairs.items() if name.lower() not in counts}
+    kept = (name for name in pairs if name.lower() not in counts and not name.endswith(".py"))  # a file and its line
+    return counts, {name: pairs[name] for name in kept}
 
 
 def names_in(said: str) -> list[str]:

@@ -204,14 +204,12 @@ def counters(names: Iterable[str]) -> list[str]:
 
 
 def counting(columns: Mapping[str, pd.Series]) -> list[str]:
-    """The columns that count steps; if the first falls, as one of each epoch, those that grow most often first.
+    """The columns that count steps, those that grow most often first, as one that does not begin again each epoch.
 
     Of a mean, as avg_steps, the values are not whole, or hardly any two differ.
     """
     found = [name for name in counters(columns) if name in STEP_NAMES or _is_counter(columns[name])]
-    rises = {name: np.diff(columns[name].dropna()) for name in found}
-    falls = bool(found) and bool((rises[found[0]] < 0).any())
-    return sorted(found, key=lambda name: -np.count_nonzero(rises[name] > 0)) if falls else found
+    return sorted(found, key=lambda name: -np.count_nonzero(np.diff(columns[name].dropna()) > 0))
 
 
 def _is_counter(column: pd.Series, most_equal: int = 6) -> bool:
