@@ -74,7 +74,7 @@ def read_console(text: Text) -> list[Table]:
     if " actor/lr:0.000 " in said and not columns["actor/lr"].any():  # older versions of verl print three decimals
         del columns["actor/lr"]
         notes.append(fact("rate_rounded"))
-    about = {"crashes": crashes, "starts": starts, "settings": printed_settings(said[: places[0]])}
+    about = {"crashes": crashes, "starts": starts, "settings": printed_settings(said[: places[:2][-1]])}
     return [Table(columns, kind, notes, source, count_by=text.logging_steps, **about)]
 
 
