@@ -466,6 +466,14 @@ def test_a_held_out_score_that_never_changes_points_to_the_updates():
     assert "never-updated" not in named(logged("trl", base=evaluated | {"eval/reward": [0.2, 0.21] * 10}, **FLAT))[1]
 
 
+def test_a_held_out_score_falls_from_its_best():
+    rises = [0.3 + 0.03 * step for step in range(12)]
+    scores = [0.31, 0.42, 0.55, 0.62, 0.65, 0.64, 0.5, 0.3, 0.15, 0.1, 0.05, 0.05]
+    found = diagnose(pd.DataFrame({"reward": rises, "eval/reward": scores}))
+    assert (found.verdict, found.findings[0].step) == ("reward-hacked", 7)
+    assert diagnose(pd.DataFrame({"reward": rises, "eval/reward": rises})).verdict == HEALTHY
+
+
 def test_a_spread_of_advantages_of_0_is_a_step_without_spread():
     flat = {"reward": NOISY, "loss": [0.0] * 20, "entropy": [0.5] * 20}
     spread = pd.DataFrame({**flat, "adv_std": [0.0, 0.0, 0.0, 1.0] * 5})

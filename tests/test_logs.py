@@ -214,6 +214,8 @@ def test_dictionaries():
     log = logs.from_dicts(rows)
     assert log.steps.tolist() == [5, 6] and math.isnan(values(log, "kl")[6]) and "reward" not in log.metrics
     assert len(logs.from_dicts([]).steps) == 0
+    parts = logs.from_dicts([{"step": f"{step}/9", "reward": f"{step}/8"} for step in range(3, 9)])
+    assert values(parts, "reward") == {place: (place + 3) / 8 for place in range(6)}, "no step is a share"
     with pytest.raises(LogError, match="int"):
         logs.from_dicts([{"kl": 1}, 3])  # type: ignore[list-item]
 
