@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -96,10 +97,10 @@ class GuardCallback(TrainerCallback):
         self.leave()
         clip, log, loss = trainer.accelerator.clip_grad_norm_, trainer.log, trainer.compute_loss
         put = self._in_trainer.enter_context
-        put(temporarily(trainer.accelerator, "clip_grad_norm_", partial(self._clip_later, trainer, clip)))
-        put(temporarily(trainer, "log", partial(self._log, log)))
+        put(patch.object(trainer.accelerator, "clip_grad_norm_", partial(self._clip_later, trainer, clip)))
+        put(patch.object(trainer, "log", partial(self._log, log)))
         if "dual_clip" in self.guards.names and hasattr(trainer.args, "delta"):
-            put(temporarily(trainer, "compute_loss", partial(self._clip_dually, trainer, loss)))
+            put(patch.object(trainer, "compute_loss", partial(self._clip_dually, trainer, loss)))
         if checkpoint:
             self._go_on(Path(checkpoint), state.global_step, given["model"])
         if self._events and state.is_world_process_zero:
@@ -145,7 +146,7 @@ class GuardCallback(TrainerCallback):
         """The loss, in training with the delta of `dual_clip`, unless the trainer has one of its own."""
         if not model.training or trainer.args.delta is not None:
             return loss(model, *given, **more)
-        with temporarily(trainer.args, "delta", self.guards.config.guards["dual_clip"].get("delta", DualClip.delta)):
+        with patch.object(trainer.args, "delta", self.guards.config.guards["dual_clip"].get("delta", DualClip.delta)):
             return loss(model, *given, **more)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -218,20 +219,6 @@ class GuardCallback(TrainerCallback):
         """What guards of the next step read: the KL that the trainer logged last."""
         logged = state.log_history[-1] if state.log_history else {}
         return {"kl": logged["kl"]} if "kl" in logged else {}
-
-
-@contextmanager
-def temporarily(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """A block in which an attribute of an object has another value."""
-    before = vars(owner).get(name, owner)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is owner:  # it was the class's
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
 
 
 def calls(trainer: Any, callback: TrainerCallback) -> bool:
@@ -443,7 +430,7 @@ class _Guarded(cast(Any, object)):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if not self.model.training:
             return super()._compute_loss(model, inputs)
-        with temporarily(self, "beta", self.guard_host.beta), self.guard_host.differences(inputs):
+        with patch.object(self, "beta", self.guard_host.beta), self.guard_host.differences(inputs):
             loss = super()._compute_loss(model, inputs)
         self.guard_host.kls += self._metrics["train"]["kl"][-1:]
         return loss
