@@ -183,7 +183,7 @@ def test_a_lab_in_chinese_sets_the_language_of_its_process(monkeypatch, tmp_path
 
 
 def test_a_class_gets_its_notebooks_in_chinese(tmp_path):
-    files = release.release(LABS, tmp_path, ["05_kl"], "zh")
+    files = release.edition(build.LEARNER, LABS, tmp_path, ["05_kl"], "zh")
     assert "KL：数值与拉力" in files[tmp_path / "README.md"] and "| 实验 | 分钟 |" in files[tmp_path / "README.md"]
     notebook = files[tmp_path / "05_kl.ipynb"]
     assert "加引号" in notebook and "# your answer" in notebook and "BEGIN SOLUTION" not in notebook

@@ -29,7 +29,7 @@ def cells(text):
 def released(tmp_path_factory):
     """A folder with the release of the whole course."""
     out = tmp_path_factory.mktemp("release")
-    release.write_new(release.release(LABS, out))
+    release.write_new(release.edition(build.LEARNER, LABS, out))
     return out
 
 

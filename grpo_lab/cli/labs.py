@@ -66,36 +66,31 @@ def answers(names: Labs = None, folder: Source = None) -> None:
     console.say(f"{len(known)} known answers are judged as answers.toml says")
 
 
-@labs_app.command(example="labs release out/")
-def release(
-    out: Out, names: Labs = None, force: Force = False, folder: Source = None, language: Language = None
-) -> None:
-    """Write the learners' edition to a folder: notebooks and a README, without solutions."""
-    from grpo_lab.course.editions.release import release, write_new
+def _edition_command(name: str, which: str, help: str) -> None:
+    """Add the command that writes an edition of the notebooks to a folder."""
 
-    _say(write_new(release(_sources(folder, names), out, names or (), spoken(language)), force))
+    @labs_app.command(name, help=help, example=f"labs {name} out/")
+    def write(
+        out: Out, names: Labs = None, force: Force = False, folder: Source = None, language: Language = None
+    ) -> None:
+        from grpo_lab.course.editions.release import edition, write_new
 
-
-@labs_app.command(example="labs solutions out/")
-def solutions(
-    out: Out, names: Labs = None, force: Force = False, folder: Source = None, language: Language = None
-) -> None:
-    """Write the reference submission to a folder: the learners' notebooks with every answer filled in."""
-    from grpo_lab.course.editions.build import REFERENCE
-    from grpo_lab.course.editions.release import edition, write_new
-
-    _say(write_new(edition(REFERENCE, _sources(folder, names), out, names or (), spoken(language)), force))
+        _say(write_new(edition(which, _sources(folder, names), out, names or (), spoken(language)), force))
 
 
-@labs_app.command(example="labs instructor out/")
-def instructor(
-    out: Out, names: Labs = None, force: Force = False, folder: Source = None, language: Language = None
-) -> None:
-    """Write the instructor's edition to a folder: with solutions, timing, misconceptions and questions to ask."""
-    from grpo_lab.course.editions.build import INSTRUCTOR
-    from grpo_lab.course.editions.release import edition, write_new
-
-    _say(write_new(edition(INSTRUCTOR, _sources(folder, names), out, names or (), spoken(language)), force))
+_edition_command(
+    "release", "learner", "Write the learners' edition to a folder: notebooks and a README, without solutions."
+)
+_edition_command(
+    "solutions",
+    "reference",
+    "Write the reference submission to a folder: the learners' notebooks with every answer filled in.",
+)
+_edition_command(
+    "instructor",
+    "instructor",
+    "Write the instructor's edition to a folder: with solutions, timing, misconceptions and questions to ask.",
+)
 
 
 @labs_app.command(example="labs nbgrader course/")

@@ -19,16 +19,11 @@ def with_exercises(folder: Path, names: Sequence[str] = ()) -> Sequence[str]:
     return chosen(folder, [name for name in lab_names(folder) if has_exercises(folder, name)], names)
 
 
-def release(folder: Path, out: Path, names: Sequence[str] = (), language: str = ENGLISH) -> dict[Path, str]:
-    """The learners' notebooks and a README, by file."""
-    labs = with_exercises(folder, names)
-    return {out / "README.md": _readme(folder, labs, language), **edition(LEARNER, folder, out, names, language)}
-
-
 def edition(which: str, folder: Path, out: Path, names: Sequence[str] = (), language: str = ENGLISH) -> dict[Path, str]:
-    """The notebooks of an edition, by file."""
+    """The notebooks of an edition, by file; with those for learners a README."""
     labs = with_exercises(folder, names)
-    return {out / f"{name}.ipynb": notebook(folder, name, which, language) for name in labs}
+    readme = {out / "README.md": _readme(folder, labs, language)} if which == LEARNER else {}
+    return readme | {out / f"{name}.ipynb": notebook(folder, name, which, language) for name in labs}
 
 
 def copies(folder: Path, out: Path, names: Sequence[str], language: str) -> dict[Path, str]:
