@@ -23,7 +23,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from grpo_lab.errors import ConfigError, unknown
 
@@ -41,7 +41,7 @@ class AtLeast:
 
     low: float
     high: float = math.inf
-    above: ClassVar[bool] = False
+    above: bool = False
     """Whether `low` itself is outside."""
 
     def accepts(self, value: Any) -> bool:
@@ -53,10 +53,8 @@ class AtLeast:
         return f"{'above' if self.above else 'at least'} {self.low:g}{most}"
 
 
-class Between(AtLeast):
-    """The limit low < value <= high."""
-
-    above = True
+Between = functools.partial(AtLeast, above=True)
+"""The limit low < value <= high."""
 
 
 class OneOf:
