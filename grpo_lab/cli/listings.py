@@ -7,6 +7,8 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 from typer import Argument, Option
 
 from grpo_lab.cli.app import AsJson, Out, app, sub
@@ -81,7 +83,7 @@ def _say_entry(name: str, title: str, texts: Iterable[str]) -> None:
     """Print a name with its title, and texts indented below it."""
     console.out.print(f"[bold]{name}[/bold]  {title}")
     for text in texts:
-        console.out.print(console.indented(" ".join(text.split()), 2))
+        console.out.print(Padding.indent(Text(" ".join(text.split())), 2))
 
 
 @app.command(example="presets --json")
@@ -120,7 +122,8 @@ def guards(as_json: AsJson = False) -> None:
     for name, guard in GUARDS.items():
         _say_entry(name, f"at {guard.stage}", [guard.__doc__ or ""])
         for setting in settings_of(guard).values():
-            console.out.print(console.indented(f"{setting.name} = {setting.default}: {setting.help}", 4))
+            said = Text(f"{setting.name} = {setting.default}: {setting.help}")
+            console.out.print(Padding.indent(said, 4))
 
 
 @app.command(example="settings optimizer")

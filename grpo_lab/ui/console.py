@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from rich.box import Box
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,7 +23,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
-from rich.text import Text
 
 from grpo_lab.events import Event, Resumed, encodable, to_json
 
@@ -146,11 +144,6 @@ def table(rows: Iterable[Sequence[str]], title: str | None = None, gap: int = 2)
     for row in body:
         grid.add_row(*(escape(cell) for cell in row))
     return grid
-
-
-def indented(text: str, by: int) -> Padding:
-    """Text with every line indented, as wide as the terminal."""
-    return Padding(Text(text), (0, 0, 0, by), expand=False)
 
 
 def say_warnings() -> None:
