@@ -110,7 +110,7 @@ def test_the_package_only_gets_smaller():
 
     The design keeps 1,000 lines for the inside of a step; tokens, anatomy, forks and a step of one's own took 1,376.
     """
-    assert lines_of(PACKAGE) <= 33_555
+    assert lines_of(PACKAGE) <= 33_554
     assert lines_of(PACKAGE / "core") <= 900
 
 

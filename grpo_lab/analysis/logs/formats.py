@@ -297,7 +297,7 @@ def _blocks(said: str) -> list[tuple[list[list[str]], bool]]:
         row = steps
         row = ["" if _PATTERNS["empty"].fullmatch(cell) else cell for cell in row]
         if block and row[0].isdigit() and len(row) == len(block[0]) + 1:
-            row = row[:-1] if number_in(row[-1]) is None else row[1:]  # a remark is behind it, or pandas numbers the rows
+            row = row[:-1] if number_in(row[-1]) is None else row[1:]  # a remark is behind, or pandas numbers it
         numbers = sum(number_in(cell) is not None for cell in row)
         of_names = len(row) > 1 and not numbers and bool(choose(row) or ("|" in line and counters(row[:1])))
         inside = bool(block) and len(row) == len(block[0])

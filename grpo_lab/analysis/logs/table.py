@@ -204,10 +204,7 @@ def counters(names: Iterable[str]) -> list[str]:
 
 
 def counting(columns: Mapping[str, pd.Series]) -> list[str]:
-    """The columns that count steps, those that grow most often first, as one that does not begin again each epoch.
-
-    Of a mean, as avg_steps, the values are not whole, or hardly any two differ.
-    """
+    """The columns that count steps, those that grow most often first; means are none, as avg_steps."""
     found = [name for name in counters(columns) if name in STEP_NAMES or _is_counter(columns[name])]
     return sorted(found, key=lambda name: -np.count_nonzero(np.diff(columns[name].dropna()) > 0))
 
