@@ -517,7 +517,8 @@ def read_text(text: Text) -> list[Table]:
     without = list[Table]()
     for reader in READERS:
         tables = reader(text)
-        if any("reward" in table.chosen or (table.chosen and not found) for table in tables):
+        known = [table for table in tables if "reward" in table.chosen or (table.chosen and not found)]
+        if known and 10 * max(table.size for table in known) >= max((table.size for table in found), default=0):
             return tables
         without = without or tables
     return found or without

@@ -96,7 +96,6 @@ def without_margin(text: str) -> str:
     """
 
     def sample() -> list[str]:
-        """The first lines that are not blank, without the last of them, which may be cut."""
         return [line for line in text[: _LIMITS["of_margins"]].split("\n") if line.strip()][:-1] or [""]
 
     if all(line.rstrip().endswith("|") and "|" not in line.strip("| ") for line in sample()):
