@@ -97,7 +97,7 @@ def _rows(said: str) -> Iterator[_Row]:
         if _PATTERNS["of_table"].match(line):
             continue
         counts, pairs = _pairs(_PATTERNS["wrapped"].sub(r"\1", line), heading)
-        heading = line if not pairs and line.rstrip().endswith(":") else "" if counts else heading
+        heading = line if not pairs and line.rstrip().endswith(":") else heading if pairs and not counts else ""
         known = measured(pairs)
         before = PREFIX.sub("", match["before"] or "")
         alone = (match["row"] or "").startswith("{'") and _PATTERNS["before"].fullmatch(before) is not None

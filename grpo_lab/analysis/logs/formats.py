@@ -141,7 +141,7 @@ def _runs_in_columns(rows: Sequence[dict[str, Any]]) -> dict[str, Columns]:
             runs[run][metric] = name
         kinds = {frozenset(own) for own in runs.values()}
         alike = len(runs) > 1 and len(kinds) == 1 and len(measured(*kinds)) > 1
-        if alike and not any(words_of(run)[1] for run in runs):
+        if alike and not any(words_of(run)[1] or _PATTERNS["no_run"].fullmatch(run) for run in runs):
             each = {
                 run: [{new: row.get(name) for new, name in own.items()} for row in rows] for run, own in runs.items()
             }
