@@ -64,8 +64,7 @@ def read_json(text: Text) -> list[Table]:
         return _of_runs(runs, "json")
     if rows := _rows_of(whole):
         return _of_rows(rows, Table({}, "json"))
-    rest = _PATTERNS["history"].search(text.said) if whole is None else None
-    if rest and (rows := parsed(rest[1] + "]")):
+    if whole is None and (rest := _PATTERNS["history"].search(text.said)) and (rows := parsed(rest[1] + "]")):
         return _of_rows(rows, Table({}, "log_history", [fact("cut")], source="trl"))
     if whole is None and parsed(text.first) is None:
         raise LogError(f"{text.name}: damaged JSON, it ends or breaks off in the middle; give the whole file")
@@ -530,8 +529,9 @@ def tables_in_html(text: str) -> list[str]:
     for table in _PATTERNS["table"].findall(text):
         rows = [_PATTERNS["cell"].findall(row) for row in _PATTERNS["row"].findall(table)]
         words = [[html.unescape(_PATTERNS["tag"].sub("", cell)).split() for cell in row] for row in rows if row]
+        words = [row for row in words if len(row) == len(words[-1])]  # not a line of names over several columns
         if len(words) > 1 and len(words[0]) > 1:
-            found.append("\n".join("\t".join(map(" ".join, row[: len(words[0])])) for row in words) + "\n")
+            found.append("\n".join("\t".join(map(" ".join, row)) for row in words) + "\n")
     return found
 
 
