@@ -343,8 +343,8 @@ def soon(mask: Mask, values: Curve) -> int | None:
 
 PLACES: dict[str, Callable[[Mask, Curve], int | None]] = {
     "once": lambda mask, values: first_true(mask),
-    "first": lambda mask, values: 0 if mask[0] else None,
-    "first update": lambda mask, values: 0 if mask[0] else None,
+    **dict.fromkeys(("first", "first update"), lambda mask, values: 0 if mask[0] else None),
+    "always in few": lambda mask, values: 0 if mask.all() and len(mask) < _LIMITS["in_few"] else None,
     "soon": soon,
     "often": share(0.4),
     "mostly": share(0.5),
