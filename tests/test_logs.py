@@ -485,11 +485,8 @@ def test_tensorboard_that_is_not_installed(monkeypatch):
     ],
 )
 def test_what_stands_before_each_line_is_none_of_the_log(write, case, margin):
-    whole = log_in(case).read_text(encoding="utf-8")
-    lines = [margin.format(place) + line for place, line in enumerate(whole.splitlines(True)[:50], start=1)]
-    one, other = (
-        logs.read(write("a.txt", "".join(whole.splitlines(True)[:50]))),
-        logs.read(write("b.txt", "".join(lines))),
-    )
+    bare = log_in(case).read_text(encoding="utf-8").splitlines(True)[:50]
+    marked = [margin.format(place) + line for place, line in enumerate(bare, start=1)]
+    one, other = (logs.read(write("a.txt", "".join(lines))) for lines in (bare, marked))
     assert one.metrics.keys() == other.metrics.keys() and len(one.steps) > 2
     assert all(one.metrics[name].equals(other.metrics[name]) for name in one.metrics)

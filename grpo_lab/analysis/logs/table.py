@@ -204,7 +204,7 @@ def counters(names: Iterable[str]) -> list[str]:
 
 
 def counting(columns: Mapping[str, pd.Series]) -> list[str]:
-    """The columns that count steps, those that grow most often first; means are none, as avg_steps."""
+    """The columns that count steps, the one that grows most often first; a mean such as avg_steps is none."""
     found = [name for name in counters(columns) if name in STEP_NAMES or _is_counter(columns[name])]
     return sorted(found, key=lambda name: -np.count_nonzero(np.diff(columns[name].dropna()) > 0))
 

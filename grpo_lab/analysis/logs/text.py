@@ -92,7 +92,7 @@ def without_margin(text: str) -> str:
     """The text without what stands before its lines, as marks of a quotation, line numbers, or a time.
 
     The first line and nearly all others have it. A page may show a text as a table of one column, with bars around its
-    lines. Numbers of lines grow by one from each to the next; those of steps may, too, but all their lines have values.
+    lines. Line numbers grow by one from line to line. So may steps, but then every line has a value: steps stay.
     """
 
     def sample() -> list[str]:
